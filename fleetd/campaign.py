@@ -1,0 +1,116 @@
+"""A resolved plan: every key has its value, every duration is seconds, every moment is absolute.
+
+`fleetd/plan.py` makes one from plan.yaml, `campaign.json` holds it, the coordinator works from nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from fleetd.model import RestartTerms, StallTerms, StopTerms
+from policies.facts import CapGrade, OnReboot, RunKind, SignalTarget, Split
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReserveTerms:
+    """Seconds kept between the training cutoff and the final deadline: max(minimum, factor x rows x seconds per row + margin)."""
+
+    minimum_seconds: float = 7200.0
+    factor: float = 1.3
+    margin_seconds: float = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostPlan:
+    """One machine. `python` runs the trainer, `agent_python` runs agent, supervisor and shim. None: the coordinator's own."""
+
+    name: str
+    transport: str = "local"
+    root: str
+    python: str | None = None
+    agent_python: str | None = None
+    capacity_bytes: int | None = None
+    """Memory that fleetd may hand out; None: what the host reports as total."""
+    floor_bytes: int = 1024**3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataRole:
+    """The files of one role: those below `path` that match one of `include`. Relative paths start at the plan's directory."""
+
+    split: Split
+    path: str
+    include: tuple[str, ...] = ("*",)
+    shard_split: str | None = None
+    """For token shards: which split of shards_index.json the role is (`train`, `val`, `test`)."""
+    tokens_per_document_max: int | None = None
+    """For scored roles: only the first tokens of each document are scored. Part of what is registered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidatePlan:
+    """One line of training. Either `task` (settings of our trainer) or `command` (any argv) is set."""
+
+    name: str
+    host: str
+    """A host's name, or `any`: the one with most free memory."""
+    kind: RunKind = RunKind.TRAIN
+    task: dict[str, Any] | None = None
+    command: tuple[str, ...] | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    working_directory: str | None = None
+    signal: SignalTarget = SignalTarget.LEADER
+    memory_host_bytes: int
+    memory_accelerator_bytes: int
+    memory_demand: CapGrade = CapGrade.SAMPLED
+    stop: StopTerms = field(default_factory=StopTerms)
+    restarts: RestartTerms = field(default_factory=RestartTerms)
+    stall: StallTerms = field(default_factory=StallTerms)
+    on_reboot: OnReboot = OnReboot.RESUME
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionTerms:
+    criterion: str = "token_nll_v1"
+    minimum_improvement: float = 0.001
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AfterFreeze:
+    """What happens by itself once the selection is frozen. `evaluate`: reserved splits in the order in which they are opened."""
+
+    evaluate: tuple[Split, ...] = ()
+    report: bool = True
+    memory_host_bytes: int = 2 * 1024**3
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Settings handed to the evaluation task of our trainer (batch, threads, ...)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notify:
+    """An argv run with one line of JSON on its standard input at each of `on` (`needs_you`, `finished`, `failed`)."""
+
+    command: tuple[str, ...]
+    on: tuple[str, ...] = ("needs_you", "finished", "failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A whole campaign, resolved. `deadline_at` is set at launch when the plan gives a duration."""
+
+    schema: int = 1
+    name: str
+    plan_sha256: str
+    directory: str
+    """Where the plan lay: relative data paths start here."""
+    deadline_at: datetime | None
+    deadline_seconds: float | None
+    reserve: ReserveTerms = field(default_factory=ReserveTerms)
+    hosts: tuple[HostPlan, ...]
+    data: tuple[DataRole, ...] = ()
+    candidates: tuple[CandidatePlan, ...]
+    selection: SelectionTerms = field(default_factory=SelectionTerms)
+    after_freeze: AfterFreeze = field(default_factory=AfterFreeze)
+    notify: tuple[Notify, ...] = ()

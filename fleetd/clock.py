@@ -1,0 +1,41 @@
+"""The one place where fleetd reads time. A loop reads it once per tick and passes the moment on.
+
+`now` is for records and deadlines; `boottime_seconds` (CLOCK_BOOTTIME, counts suspend, never stepped) is for durations on one
+machine. Tests step the wall clock through the file named by FLEETD_CLOCK_OFFSET_FILE (seconds, as text).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+
+ENV_OFFSET_FILE = "FLEETD_CLOCK_OFFSET_FILE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """One reading of both clocks, taken together."""
+
+    now: datetime
+    boottime_seconds: float
+
+
+def read() -> Moment:
+    return Moment(now=datetime.now(timezone.utc) + timedelta(seconds=_offset_seconds()), boottime_seconds=boottime_seconds())
+
+
+def boottime_seconds() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _offset_seconds() -> float:
+    path = os.environ.get(ENV_OFFSET_FILE)
+    if not path:
+        return 0.0
+    try:
+        with open(path, encoding="ascii") as file:
+            return float(file.read().strip() or 0)
+    except (OSError, ValueError):
+        return 0.0

@@ -1,0 +1,1 @@
+"""The coordinator: one long-running daemon that decides, journals, and then acts."""

@@ -1,0 +1,279 @@
+"""The one state of the coordinator: what replaying its journal says. Every view is made from a Fleet.
+
+An Event is past tense and carries its verdict (actor, rule, evidence), so replay repeats history and never judges again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from fleetd.campaign import Plan
+from fleetd.model import RunSpec, WantOrder
+from fleetd.wire import decode
+from policies.facts import CampaignStage, Reason, RunKind, RunState, parse_moment
+from policies.lifecycle import check_campaign_step, check_run_step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One journaled change. `actor` is who (`user:root`, `coordinator`, `host:gx10`), `because` the rule or reason in words."""
+
+    sequence: int
+    at: datetime
+    kind: str
+    campaign_id: str | None = None
+    run_id: str | None = None
+    host: str | None = None
+    actor: str = "coordinator"
+    because: str = ""
+    body: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """A verified copy with the coordinator: of a checkpoint (digest of the directory) or of predictions (SHA-256 of the rows)."""
+
+    step: int
+    digest: str
+    value: float | None
+    verified_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run as the coordinator knows it."""
+
+    run_id: str
+    campaign_id: str
+    candidate: str
+    kind: RunKind
+    host: str | None
+    state: RunState
+    reason: Reason | None = None
+    detail: str = ""
+    since: datetime
+    spec: RunSpec | None = None
+    want: WantOrder | None = None
+    notices_seen: int = 0
+    attempt: int = 0
+    exits: tuple[dict[str, Any], ...] = ()
+    checkpoints: tuple[Replica, ...] = ()
+    predictions: tuple[Replica, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Campaign:
+    campaign_id: str
+    plan: Plan
+    stage: CampaignStage
+    detail: str = ""
+    since: datetime
+    launched_at: datetime
+    final_at: datetime
+    cutoff_at: datetime
+    runs: tuple[str, ...] = ()
+    digests: dict[str, str] = field(default_factory=dict)
+    """Digest by data role, release and model, as staged."""
+    selection: dict[str, Any] | None = None
+    frozen_digest: str | None = None
+    openings: tuple[dict[str, Any], ...] = ()
+    results: dict[str, Any] = field(default_factory=dict)
+    """Headline figures by split, once judged."""
+    reported: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """A machine as the journal knows it; its last measurements live with the loop, each with its age."""
+
+    name: str
+    reachable: bool
+    since: datetime
+    boot_id: str | None = None
+    drained: bool = False
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    sequence: int = 0
+    campaigns: dict[str, Campaign] = field(default_factory=dict)
+    runs: dict[str, Run] = field(default_factory=dict)
+    hosts: dict[str, Host] = field(default_factory=dict)
+
+
+def apply(fleet: Fleet, event: Event) -> Fleet:
+    """The fleet after one more event. IllegalTransition or AssertionError when history contradicts itself."""
+    assert event.sequence == fleet.sequence + 1, f"event {event.sequence} after {fleet.sequence}"
+    return replace(_APPLY[event.kind](fleet, event), sequence=event.sequence)
+
+
+def replay(events: list[Event]) -> Fleet:
+    """The fleet that these events, from the first on, add up to."""
+    fleet = Fleet()
+    for event in events:
+        fleet = apply(fleet, event)
+    return fleet
+
+
+def _with_run(fleet: Fleet, run: Run) -> Fleet:
+    return replace(fleet, runs={**fleet.runs, run.run_id: run})
+
+
+def _with_campaign(fleet: Fleet, campaign: Campaign) -> Fleet:
+    return replace(fleet, campaigns={**fleet.campaigns, campaign.campaign_id: campaign})
+
+
+def _run(fleet: Fleet, event: Event) -> Run:
+    assert event.run_id is not None
+    return fleet.runs[event.run_id]
+
+
+def _campaign(fleet: Fleet, event: Event) -> Campaign:
+    assert event.campaign_id is not None
+    return fleet.campaigns[event.campaign_id]
+
+
+def _campaign_launched(fleet: Fleet, event: Event) -> Fleet:
+    assert event.campaign_id is not None and event.campaign_id not in fleet.campaigns
+    body = event.body
+    campaign = Campaign(
+        campaign_id=event.campaign_id, plan=decode(Plan, body["plan"]), stage=CampaignStage.PREFLIGHT, since=event.at,
+        launched_at=event.at, final_at=parse_moment(body["final_at"]), cutoff_at=parse_moment(body["cutoff_at"]),
+    )
+    return _with_campaign(fleet, campaign)
+
+
+def _campaign_moved(fleet: Fleet, event: Event) -> Fleet:
+    campaign, stage = _campaign(fleet, event), CampaignStage(event.body["to"])
+    check_campaign_step(campaign.stage, stage)
+    return _with_campaign(fleet, replace(campaign, stage=stage, since=event.at, detail=event.because))
+
+
+def _data_staged(fleet: Fleet, event: Event) -> Fleet:
+    campaign = _campaign(fleet, event)
+    return _with_campaign(fleet, replace(campaign, digests={**campaign.digests, **event.body["digests"]}))
+
+
+def _cutoff_moved(fleet: Fleet, event: Event) -> Fleet:
+    campaign, cutoff = _campaign(fleet, event), parse_moment(event.body["cutoff_at"])
+    assert cutoff <= campaign.cutoff_at, "a cutoff only moves earlier"
+    return _with_campaign(fleet, replace(campaign, cutoff_at=cutoff))
+
+
+def _run_added(fleet: Fleet, event: Event) -> Fleet:
+    assert event.run_id is not None and event.run_id not in fleet.runs
+    run = Run(
+        run_id=event.run_id, campaign_id=event.campaign_id or "", candidate=event.body["candidate"], kind=RunKind(event.body["kind"]),
+        host=None, state=RunState.QUEUED, since=event.at,
+    )
+    campaign = _campaign(fleet, event)
+    return _with_run(_with_campaign(fleet, replace(campaign, runs=(*campaign.runs, run.run_id))), run)
+
+
+def _run_placed(fleet: Fleet, event: Event) -> Fleet:
+    """The intent: from here on the order may have reached the host."""
+    run = replace(_run(fleet, event), host=event.host, spec=decode(RunSpec, event.body["spec"]))
+    return _with_run(fleet, run)
+
+
+def _run_moved(fleet: Fleet, event: Event) -> Fleet:
+    run, state = _run(fleet, event), RunState(event.body["to"])
+    check_run_step(run.state, state)
+    reason = Reason(event.body["reason"]) if event.body.get("reason") else None
+    return _with_run(fleet, replace(run, state=state, reason=reason, detail=event.because, since=event.at))
+
+
+def _run_waits(fleet: Fleet, event: Event) -> Fleet:
+    return _with_run(fleet, replace(_run(fleet, event), detail=event.because))
+
+
+def _want_changed(fleet: Fleet, event: Event) -> Fleet:
+    return _with_run(fleet, replace(_run(fleet, event), want=decode(WantOrder, event.body["want"])))
+
+
+def _noticed(fleet: Fleet, event: Event) -> Fleet:
+    """A host's notice that changes no state; its kind is in the body. Sequences have no gaps."""
+    run = _run(fleet, event)
+    assert event.body["notice"] == run.notices_seen + 1
+    run = replace(run, notices_seen=event.body["notice"])
+    if event.body["kind"] == "attempt_started":
+        run = replace(run, attempt=event.body["body"]["attempt"])
+    if event.body["kind"] == "attempt_ended":
+        run = replace(run, exits=(*run.exits, event.body["body"]))
+    return _with_run(fleet, run)
+
+
+def _checkpoint_replicated(fleet: Fleet, event: Event) -> Fleet:
+    run = _run(fleet, event)
+    replica = Replica(step=event.body["step"], digest=event.body["digest"], value=None, verified_at=event.at)
+    return _with_run(fleet, replace(run, checkpoints=(*run.checkpoints, replica)))
+
+
+def _predictions_replicated(fleet: Fleet, event: Event) -> Fleet:
+    run = _run(fleet, event)
+    replica = Replica(step=event.body["step"], digest=event.body["sha256"], value=event.body.get("value"), verified_at=event.at)
+    return _with_run(fleet, replace(run, predictions=(*run.predictions, replica)))
+
+
+def _selection_made(fleet: Fleet, event: Event) -> Fleet:
+    return _with_campaign(fleet, replace(_campaign(fleet, event), selection=event.body))
+
+
+def _selection_frozen(fleet: Fleet, event: Event) -> Fleet:
+    return _with_campaign(fleet, replace(_campaign(fleet, event), frozen_digest=event.body["frozen_sha256"]))
+
+
+def _split_opened(fleet: Fleet, event: Event) -> Fleet:
+    campaign = _campaign(fleet, event)
+    return _with_campaign(fleet, replace(campaign, openings=(*campaign.openings, event.body)))
+
+
+def _split_judged(fleet: Fleet, event: Event) -> Fleet:
+    campaign = _campaign(fleet, event)
+    return _with_campaign(fleet, replace(campaign, results={**campaign.results, event.body["split"]: event.body["result"]}))
+
+
+def _report_written(fleet: Fleet, event: Event) -> Fleet:
+    return _with_campaign(fleet, replace(_campaign(fleet, event), reported=True))
+
+
+def _host_changed(fleet: Fleet, event: Event) -> Fleet:
+    """host_seen, host_lost, host_drained, host_undrained: the fields that changed are in the body."""
+    assert event.host is not None
+    before = fleet.hosts.get(event.host) or Host(name=event.host, reachable=False, since=event.at)
+    return replace(fleet, hosts={**fleet.hosts, event.host: replace(before, since=event.at, detail=event.because, **event.body)})
+
+
+def _only_recorded(fleet: Fleet, event: Event) -> Fleet:
+    """History that changes no state: coordinator_started, order_refused, notified, ..."""
+    return fleet
+
+
+_APPLY = {
+    "coordinator_started": _only_recorded,
+    "coordinator_stopped": _only_recorded,
+    "request_refused": _only_recorded,
+    "campaign_launched": _campaign_launched,
+    "campaign_moved": _campaign_moved,
+    "data_staged": _data_staged,
+    "cutoff_moved": _cutoff_moved,
+    "run_added": _run_added,
+    "run_placed": _run_placed,
+    "run_moved": _run_moved,
+    "run_waits": _run_waits,
+    "want_changed": _want_changed,
+    "noticed": _noticed,
+    "checkpoint_replicated": _checkpoint_replicated,
+    "predictions_replicated": _predictions_replicated,
+    "replication_failed": _only_recorded,
+    "selection_made": _selection_made,
+    "selection_frozen": _selection_frozen,
+    "split_opened": _split_opened,
+    "split_judged": _split_judged,
+    "report_written": _report_written,
+    "host_seen": _host_changed,
+    "host_lost": _host_changed,
+}

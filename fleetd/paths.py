@@ -1,0 +1,250 @@
+"""Every path that fleetd uses, on the coordinator and on a host. Nothing else builds one by hand."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class StatePaths:
+    """The coordinator's own directory (`$FLEETD_STATE`, else `$XDG_STATE_HOME/fleetd`)."""
+
+    root: Path
+
+    @property
+    def identity(self) -> Path:
+        return self.root / "coordinator.json"
+
+    @property
+    def journal(self) -> Path:
+        return self.root / "journal.db"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "daemon.log"
+
+    @property
+    def socket(self) -> Path:
+        return self.root / "api.sock"
+
+    def campaign(self, campaign_id: str) -> CampaignPaths:
+        return CampaignPaths(self.root / "campaigns" / campaign_id)
+
+
+@dataclass(frozen=True, slots=True)
+class CampaignPaths:
+    """One campaign's directory with the coordinator."""
+
+    root: Path
+
+    @property
+    def plan(self) -> Path:
+        return self.root / "plan.yaml"
+
+    @property
+    def resolved(self) -> Path:
+        return self.root / "campaign.json"
+
+    @property
+    def ledger(self) -> Path:
+        return self.root / "ledger.jsonl"
+
+    @property
+    def vault(self) -> Path:
+        return self.root / "vault"
+
+    @property
+    def store(self) -> Path:
+        return self.root / "store"
+
+    @property
+    def store_checkpoints(self) -> Path:
+        """Replicated checkpoints: one directory each, named by digest."""
+        return self.store / "checkpoints"
+
+    def store_run(self, run_id: str) -> Path:
+        """What was copied back from one run: `predictions/<split>/...`, `log.jsonl`, `lineage.jsonl`, `trace.jsonl`."""
+        return self.store / "runs" / run_id
+
+    @property
+    def selection(self) -> Path:
+        return self.root / "selection.json"
+
+    @property
+    def frozen(self) -> Path:
+        return self.root / "frozen.json"
+
+    @property
+    def results(self) -> Path:
+        return self.root / "results"
+
+    @property
+    def report_html(self) -> Path:
+        return self.root / "report.html"
+
+    @property
+    def report_json(self) -> Path:
+        return self.root / "report.json"
+
+
+@dataclass(frozen=True, slots=True)
+class HostPaths:
+    """One host's root."""
+
+    root: Path
+
+    @property
+    def owner(self) -> Path:
+        return self.root / "owner.json"
+
+    @property
+    def releases(self) -> Path:
+        return self.root / "releases"
+
+    @property
+    def datasets(self) -> Path:
+        return self.root / "datasets"
+
+    @property
+    def models(self) -> Path:
+        return self.root / "models"
+
+    @property
+    def runs(self) -> Path:
+        return self.root / "runs"
+
+    def run(self, run_id: str) -> RunPaths:
+        return RunPaths(self.runs / run_id)
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaths:
+    """One run directory: the whole interface between supervisor, shim, agent and trainer."""
+
+    root: Path
+
+    @property
+    def order(self) -> Path:
+        return self.root / "run.json"
+
+    @property
+    def task(self) -> Path:
+        """Settings of our trainer, absent for a user's own command."""
+        return self.root / "task.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def trainer_lock(self) -> Path:
+        return self.root / "trainer.lock"
+
+    @property
+    def supervisor(self) -> Path:
+        return self.root / "supervisor.json"
+
+    @property
+    def shim(self) -> Path:
+        return self.root / "shim.json"
+
+    @property
+    def heartbeat(self) -> Path:
+        return self.root / "heartbeat.json"
+
+    @property
+    def observation(self) -> Path:
+        """The supervisor's last look, replaced each tick; not history."""
+        return self.root / "observation.json"
+
+    @property
+    def trace(self) -> Path:
+        """Memory and step over time, one line every few seconds, for the report."""
+        return self.root / "trace.jsonl"
+
+    @property
+    def journal(self) -> Path:
+        return self.root / "journal.db"
+
+    @property
+    def lineage(self) -> Path:
+        return self.root / "lineage.jsonl"
+
+    @property
+    def supervisor_log(self) -> Path:
+        return self.root / "supervisor.log"
+
+    @property
+    def orders(self) -> Path:
+        return self.root / "orders"
+
+    @property
+    def want(self) -> Path:
+        return self.orders / "want.json"
+
+    @property
+    def cutoff(self) -> Path:
+        return self.orders / "cutoff.json"
+
+    @property
+    def acknowledged(self) -> Path:
+        return self.orders / "acknowledged.json"
+
+    @property
+    def attempts(self) -> Path:
+        return self.root / "attempts"
+
+    def attempt(self, number: int) -> AttemptPaths:
+        return AttemptPaths(self.attempts / f"{number:04d}")
+
+    @property
+    def log(self) -> Path:
+        return self.root / "log.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    def predictions(self, split: str) -> Path:
+        return self.root / "predictions" / split
+
+    @property
+    def evidence(self) -> Path:
+        return self.root / "evidence"
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptPaths:
+    root: Path
+
+    @property
+    def record(self) -> Path:
+        return self.root / "attempt.json"
+
+    @property
+    def started(self) -> Path:
+        return self.root / "started"
+
+    @property
+    def stdout(self) -> Path:
+        """Standard output and standard error of the attempt, in one file and in order."""
+        return self.root / "stdout.log"
+
+    @property
+    def exit(self) -> Path:
+        return self.root / "exit.json"
+
+
+def state_root() -> Path:
+    """`$FLEETD_STATE`, else `$XDG_STATE_HOME/fleetd`, else `~/.local/state/fleetd`."""
+    named = os.environ.get("FLEETD_STATE")
+    if named:
+        return Path(named)
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "fleetd"

@@ -1,0 +1,1 @@
+"""What a person sees: the command line, the live status, the report."""

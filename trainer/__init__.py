@@ -1,0 +1,1 @@
+"""The trainer: reads shards, trains, saves, resumes exactly, scores. Never imports fleetd."""
