@@ -1,0 +1,32 @@
+# The two commands are `make demo` and `make test`. Both set everything up first, on a machine that has only Python 3.11, venv and make.
+PYTHON ?= python3
+VENV   := .venv
+RUN    := $(VENV)/bin/python
+KEYS   ?=
+
+.PHONY: demo test check bench live clean
+
+demo: $(VENV)/ready
+	$(RUN) examples/manpages/demo.py
+
+test: check
+	$(VENV)/bin/pytest -n 2 --dist loadfile $(KEYS)
+
+check: $(VENV)/ready
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/vermin --target=3.10- --no-tips --violations policies fleetd/*.py fleetd/host > /dev/null \
+		|| $(VENV)/bin/vermin --target=3.10- --no-tips --violations policies fleetd/*.py fleetd/host
+
+bench: $(VENV)/ready
+	$(RUN) benchmarks/run.py
+
+# pip compiles what it installs, which keeps imports quick even where PYTHONDONTWRITEBYTECODE is set.
+$(VENV)/ready: requirements.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --requirement requirements.lock
+	$(VENV)/bin/pip install --quiet --no-deps --editable .
+	touch $@
+
+clean:
+	rm -rf $(VENV) .demo
