@@ -42,6 +42,26 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Validated:
+    """What a host told of one validation: the claim, and the SHA-256 of the rows it left on disk."""
+
+    step: int
+    sha256: str
+    value: float | None
+    rows: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """What a host told of one complete checkpoint in its run directory."""
+
+    step: int
+    digest: str
+    bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One run as the coordinator knows it."""
 
@@ -61,6 +81,9 @@ class Run:
     exits: tuple[dict[str, Any], ...] = ()
     checkpoints: tuple[Replica, ...] = ()
     predictions: tuple[Replica, ...] = ()
+    validated: tuple[Validated, ...] = ()
+    saved: tuple[Saved, ...] = ()
+    """`checkpoints` and `predictions` are verified copies here; `validated` and `saved` are what the host says it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +105,13 @@ class Campaign:
     results: dict[str, Any] = field(default_factory=dict)
     """Headline figures by split, once judged."""
     reported: bool = False
+    plan_text: str = ""
+    staged: tuple[str, ...] = ()
+    """What lies ready where: `gx10:campaign`, `gx10:evaluate-test`."""
+    asked: tuple[str, ...] = ()
+    """Reserved splits that a person asked for after the freeze, in the order of asking."""
+    cutoff_moves: int = 0
+    frozen_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +172,7 @@ def _campaign_launched(fleet: Fleet, event: Event) -> Fleet:
     campaign = Campaign(
         campaign_id=event.campaign_id, plan=decode(Plan, body["plan"]), stage=CampaignStage.PREFLIGHT, since=event.at,
         launched_at=event.at, final_at=parse_moment(body["final_at"]), cutoff_at=parse_moment(body["cutoff_at"]),
+        plan_text=body.get("plan_text", ""),
     )
     return _with_campaign(fleet, campaign)
 
@@ -154,13 +185,15 @@ def _campaign_moved(fleet: Fleet, event: Event) -> Fleet:
 
 def _data_staged(fleet: Fleet, event: Event) -> Fleet:
     campaign = _campaign(fleet, event)
-    return _with_campaign(fleet, replace(campaign, digests={**campaign.digests, **event.body["digests"]}))
+    what = event.body.get("what")
+    staged = (*campaign.staged, f"{event.host}:{what}") if what else campaign.staged
+    return _with_campaign(fleet, replace(campaign, digests={**campaign.digests, **event.body["digests"]}, staged=staged))
 
 
 def _cutoff_moved(fleet: Fleet, event: Event) -> Fleet:
     campaign, cutoff = _campaign(fleet, event), parse_moment(event.body["cutoff_at"])
     assert cutoff <= campaign.cutoff_at, "a cutoff only moves earlier"
-    return _with_campaign(fleet, replace(campaign, cutoff_at=cutoff))
+    return _with_campaign(fleet, replace(campaign, cutoff_at=cutoff, cutoff_moves=campaign.cutoff_moves + 1))
 
 
 def _run_added(fleet: Fleet, event: Event) -> Fleet:
@@ -180,8 +213,11 @@ def _run_placed(fleet: Fleet, event: Event) -> Fleet:
 
 
 def _run_moved(fleet: Fleet, event: Event) -> Fleet:
+    """A change of state; `notice` in the body when a host's notice told of it."""
     run, state = _run(fleet, event), RunState(event.body["to"])
     check_run_step(run.state, state)
+    if "notice" in event.body:
+        run = _counted(run, event)
     reason = Reason(event.body["reason"]) if event.body.get("reason") else None
     return _with_run(fleet, replace(run, state=state, reason=reason, detail=event.because, since=event.at))
 
@@ -196,14 +232,28 @@ def _want_changed(fleet: Fleet, event: Event) -> Fleet:
 
 def _noticed(fleet: Fleet, event: Event) -> Fleet:
     """A host's notice that changes no state; its kind is in the body. Sequences have no gaps."""
-    run = _run(fleet, event)
-    assert event.body["notice"] == run.notices_seen + 1
-    run = replace(run, notices_seen=event.body["notice"])
-    if event.body["kind"] == "attempt_started":
-        run = replace(run, attempt=event.body["body"]["attempt"])
-    if event.body["kind"] == "attempt_ended":
-        run = replace(run, exits=(*run.exits, event.body["body"]))
+    run, kind, body = _counted(_run(fleet, event), event), event.body["kind"], event.body["body"]
+    if kind == "attempt_started":
+        run = replace(run, attempt=body["attempt"])
+    elif kind == "attempt_ended":
+        run = replace(run, exits=(*run.exits, body))
+    elif kind == "checkpoint":
+        run = replace(run, saved=(*run.saved, Saved(step=body["step"], digest=body["digest"], bytes=body.get("bytes"))))
+    elif kind == "validation":
+        run = replace(run, validated=(*run.validated, _validated(body)))
     return _with_run(fleet, run)
+
+
+def _counted(run: Run, event: Event) -> Run:
+    notice = event.body["notice"]
+    assert notice == run.notices_seen + 1, f"notice {notice} of {run.run_id} after {run.notices_seen}"
+    return replace(run, notices_seen=notice)
+
+
+def _validated(body: dict[str, Any]) -> Validated:
+    return Validated(
+        step=body["step"], sha256=body.get("sha256") or "", value=body.get("value"), rows=body.get("rows") or 0, seconds=body.get("seconds") or 0.0,
+    )
 
 
 def _checkpoint_replicated(fleet: Fleet, event: Event) -> Fleet:
@@ -223,7 +273,12 @@ def _selection_made(fleet: Fleet, event: Event) -> Fleet:
 
 
 def _selection_frozen(fleet: Fleet, event: Event) -> Fleet:
-    return _with_campaign(fleet, replace(_campaign(fleet, event), frozen_digest=event.body["frozen_sha256"]))
+    return _with_campaign(fleet, replace(_campaign(fleet, event), frozen_digest=event.body["frozen_sha256"], frozen_at=event.at))
+
+
+def _open_asked(fleet: Fleet, event: Event) -> Fleet:
+    campaign = _campaign(fleet, event)
+    return _with_campaign(fleet, replace(campaign, asked=(*campaign.asked, event.body["split"])))
 
 
 def _split_opened(fleet: Fleet, event: Event) -> Fleet:
@@ -233,7 +288,7 @@ def _split_opened(fleet: Fleet, event: Event) -> Fleet:
 
 def _split_judged(fleet: Fleet, event: Event) -> Fleet:
     campaign = _campaign(fleet, event)
-    return _with_campaign(fleet, replace(campaign, results={**campaign.results, event.body["split"]: event.body["result"]}))
+    return _with_campaign(fleet, replace(campaign, results={**campaign.results, event.body["split"]: event.body["result"]}, reported=False))
 
 
 def _report_written(fleet: Fleet, event: Event) -> Fleet:
@@ -269,8 +324,11 @@ _APPLY = {
     "checkpoint_replicated": _checkpoint_replicated,
     "predictions_replicated": _predictions_replicated,
     "replication_failed": _only_recorded,
+    "job_failed": _only_recorded,
+    "order_refused": _only_recorded,
     "selection_made": _selection_made,
     "selection_frozen": _selection_frozen,
+    "open_asked": _open_asked,
     "split_opened": _split_opened,
     "split_judged": _split_judged,
     "report_written": _report_written,
