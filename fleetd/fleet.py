@@ -84,6 +84,8 @@ class Run:
     validated: tuple[Validated, ...] = ()
     saved: tuple[Saved, ...] = ()
     """`checkpoints` and `predictions` are verified copies here; `validated` and `saved` are what the host says it has."""
+    faults: tuple[dict[str, Any], ...] = ()
+    """Copies given up for good: `what` (predictions or checkpoint), `step`, `digest`, `because`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,6 +270,11 @@ def _predictions_replicated(fleet: Fleet, event: Event) -> Fleet:
     return _with_run(fleet, replace(run, predictions=(*run.predictions, replica)))
 
 
+def _replication_failed(fleet: Fleet, event: Event) -> Fleet:
+    run = _run(fleet, event)
+    return _with_run(fleet, replace(run, faults=(*run.faults, {**event.body, "because": event.because})))
+
+
 def _selection_made(fleet: Fleet, event: Event) -> Fleet:
     return _with_campaign(fleet, replace(_campaign(fleet, event), selection=event.body))
 
@@ -323,7 +330,7 @@ _APPLY = {
     "noticed": _noticed,
     "checkpoint_replicated": _checkpoint_replicated,
     "predictions_replicated": _predictions_replicated,
-    "replication_failed": _only_recorded,
+    "replication_failed": _replication_failed,
     "job_failed": _only_recorded,
     "order_refused": _only_recorded,
     "selection_made": _selection_made,
