@@ -102,10 +102,13 @@ def files_below(folder: Path) -> Iterator[str]:
     """Relative POSIX paths of the regular files below `folder`, sorted, without byte code. Links raise OSError."""
     for base, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
+        for name in folders:
+            if (Path(base) / name).is_symlink():
+                raise OSError(f"{Path(base) / name} is a link: a staged directory holds files only")
         for name in sorted(names):
             path = Path(base) / name
-            if path.is_symlink():
-                raise OSError(f"{path} is a link: a staged directory holds files only")
+            if path.is_symlink() or not path.is_file():
+                raise OSError(f"{path} is a link or no regular file: a staged directory holds files only")
             yield path.relative_to(folder).as_posix()
 
 

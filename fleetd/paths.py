@@ -73,6 +73,11 @@ class CampaignPaths:
         return self.store / "runs" / run_id
 
     @property
+    def registered_validation(self) -> Path:
+        """The rows that every validation must have scored: id, family and token count, in order."""
+        return self.root / "registered-validation.json"
+
+    @property
     def selection(self) -> Path:
         return self.root / "selection.json"
 
@@ -83,6 +88,10 @@ class CampaignPaths:
     @property
     def results(self) -> Path:
         return self.root / "results"
+
+    def result(self, split: str, look: int = 1) -> Path:
+        """`results/test.json`; a later look at the same split has its number in its name."""
+        return self.results / (f"{split}.json" if look == 1 else f"{split}-look-{look}.json")
 
     @property
     def report_html(self) -> Path:

@@ -7,7 +7,7 @@
     ├── FreezeRefused      the freeze forbids it                       exit 9
     ├── HostUnreachable    a host does not answer                      exit 8
     │   └── GenerationStale, OwnerMismatch   it answers, to another    exit 1
-    ├── JournalDamaged, CheckpointDamaged, DataDamaged                 exit 1
+    ├── JournalDamaged, LedgerDamaged, CheckpointDamaged, DataDamaged  exit 1
     ├── ResumeMismatch     the state belongs to another run            exit 1
     └── LossNotFinite, GateFailed   the numbers broke                  exit 5
 An IllegalTransition or AssertionError is our mistake: exit 70.
@@ -77,6 +77,10 @@ class JournalDamaged(ExplainedError):
     pass
 
 
+class LedgerDamaged(ExplainedError):
+    """The chain of freeze and openings does not verify: nothing is opened and nothing is added until a person has looked."""
+
+
 class CheckpointDamaged(ExplainedError):
     pass
 
@@ -105,7 +109,7 @@ ERRORS_BY_NAME: dict[str, type[ExplainedError]] = {
     kind.__name__: kind
     for kind in (
         ExplainedError, PlanInvalid, RequestRefused, NotFound, FreezeRefused, HostUnreachable, GenerationStale, OwnerMismatch,
-        JournalDamaged, CheckpointDamaged, DataDamaged, ResumeMismatch, LossNotFinite, GateFailed,
+        JournalDamaged, LedgerDamaged, CheckpointDamaged, DataDamaged, ResumeMismatch, LossNotFinite, GateFailed,
     )
 }
 
