@@ -30,6 +30,11 @@ class StatePaths:
         return self.root / "daemon.log"
 
     @property
+    def command_log(self) -> Path:
+        """Tracebacks of commands that met a bug of ours."""
+        return self.root / "command.log"
+
+    @property
     def socket(self) -> Path:
         return self.root / "api.sock"
 
