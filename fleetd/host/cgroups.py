@@ -1,10 +1,43 @@
-"""The kernel's part of a memory cap: one cgroup per attempt, below our own, v1 memory or delegated v2. The shim makes and removes it."""
+"""The kernel's part of a memory cap: one cgroup per attempt, below our own, v1 memory or delegated v2. The shim makes and removes it.
+
+    v1, as root        <memory>/<own>/fleetd-<name>     memory.limit_in_bytes (and memsw where the kernel counts swap)
+                       <unified>/<own>/fleetd-<name>    tracker: cgroup.kill ends the tree at once
+    v2, delegated      <unified>/<own>/fleetd-<name>    memory.max, memory.swap.max, memory.oom.group, cgroup.kill: one folder
+
+Page cache is reclaimed before the limit bites, so a big file never kills. A limit counts only after it was read back.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from fleetd.model import CapPart
+from policies.facts import MIB, CapGrade
+from policies.memory import gib
+
+PREFIX = "fleetd-"
+REMOVE_TRIES_MAX = 40
+REMOVE_WAIT_SECONDS = 0.05
+V1_UNLIMITED_BYTES = 1 << 60
+"""cgroup v1 writes "no limit" as a number near 2**63."""
+SELF_TEST_LIMIT_BYTES = 64 * MIB
+SELF_TEST_HOG_MIB = 200
+SELF_TEST_SECONDS_MAX = 30.0
+_HOG = """
+import sys
+held = []
+for _ in range(int(sys.argv[1])):
+    held.append(bytearray(b"x" * 2**20))
+"""
+_LEAF = "fleetd-self"
+"""Where our own processes move in a delegated v2 group: a group that hands out controllers may hold no process itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,49 +47,257 @@ class Group:
     memory: str | None = None
     tracker: str | None = None
 
+    @property
+    def folders(self) -> tuple[str, ...]:
+        return tuple(folder for folder in (self.memory, self.tracker) if folder is not None)
+
     def encode(self) -> str | None:
-        """What AttemptRecord.cgroup holds; None when there is no folder at all."""
-        raise NotImplementedError
+        """What AttemptRecord.cgroup holds (`memory path:tracker path`); None when there is no folder at all."""
+        return f"{self.memory or ''}:{self.tracker or ''}" if self.folders else None
 
 
 def decode_group(text: str | None) -> Group:
-    raise NotImplementedError
+    if not text:
+        return Group()
+    memory, _, tracker = text.partition(":")
+    return Group(memory=memory or None, tracker=tracker or None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hierarchy:
+    """One mounted hierarchy and our own place in it."""
+
+    kind: str
+    mount: str
+    own: str
+
+    @property
+    def folder(self) -> str:
+        return self.mount + self.own.rstrip("/")
+
+
+def hierarchies() -> tuple[Hierarchy | None, Hierarchy | None]:
+    """Ours in cgroup v1 memory, and ours in cgroup v2; None where not mounted or not visible from here."""
+    mounts = [line.split() for line in Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()]
+    v1_mount = next((fields[1] for fields in mounts if fields[2] == "cgroup" and "memory" in fields[3].split(",")), None)
+    v2_mount = next((fields[1] for fields in mounts if fields[2] == "cgroup2"), None)
+    v1, v2 = None, None
+    for line in Path("/proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines():
+        number, controllers, own = line.split(":", 2)
+        if v1_mount and "memory" in controllers.split(","):
+            v1 = Hierarchy(kind="v1", mount=v1_mount, own=own)
+        if v2_mount and number == "0":
+            v2 = Hierarchy(kind="v2", mount=v2_mount, own=own)
+    # Inside a container the path may belong to a namespace that is not mounted here.
+    return tuple(one if one and ":" not in one.folder and os.path.isdir(one.folder) else None for one in (v1, v2))  # type: ignore[return-value]
 
 
 def create(name: str, limit_bytes: int) -> tuple[Group, CapPart]:
     """A fresh group with its limit set and read back: ENFORCED with the means in words, else ABSENT with why. Never raises OSError."""
-    raise NotImplementedError
+    assert limit_bytes > 0 and "/" not in name and ":" not in name
+    try:
+        v1, v2 = hierarchies()
+    except OSError as fault:
+        return Group(), _absent(f"no view of cgroups: {fault.strerror}")
+    tracker = _make_tracker(v2, name) if v2 else None
+    whys: list[str] = []
+    for hierarchy, limiter in ((v1, _limit_v1), (v2, _limit_v2)):
+        if hierarchy is None:
+            continue
+        folder = None
+        try:
+            folder = limiter(hierarchy, name, limit_bytes, tracker)
+            part = _read_back(hierarchy, folder, limit_bytes)
+            return Group(memory=folder, tracker=tracker if tracker != folder else None), part
+        except OSError as fault:
+            whys.append(f"cgroup {hierarchy.kind}: {fault.strerror or fault}")
+            if folder and folder != tracker:
+                remove(Group(memory=folder))
+    return Group(tracker=tracker), _absent("; ".join(whys) or "no cgroup is mounted")
 
 
 def join(group: Group) -> None:
     """Move the calling process (a child before exec) into the group. OSError when the kernel refuses."""
-    raise NotImplementedError
+    for folder in group.folders:
+        _write(f"{folder}/cgroup.procs", "0")
 
 
 def oom_kills(group: Group) -> int | None:
     """How many processes the kernel has killed at this limit; None when unknown."""
-    raise NotImplementedError
+    if group.memory is None:
+        return None
+    for name in ("memory.events", "memory.oom_control"):
+        for line in (_read(f"{group.memory}/{name}") or "").splitlines():
+            key, _, value = line.partition(" ")
+            if key == "oom_kill":
+                return int(value)
+    return None
 
 
 def peak_bytes(group: Group) -> int | None:
-    raise NotImplementedError
+    """The most this group has held, page cache included."""
+    for name in ("memory.peak", "memory.max_usage_in_bytes"):
+        if group.memory is not None and (text := _read(f"{group.memory}/{name}")):
+            return int(text)
+    return None
 
 
 def processes_in(group: Group) -> tuple[int, ...]:
-    raise NotImplementedError
+    """Every pid of the group, also of groups below it."""
+    found: set[int] = set()
+    for top in group.folders:
+        for folder, _, _ in os.walk(top):
+            found.update(int(pid) for pid in (_read(f"{folder}/cgroup.procs") or "").split())
+    return tuple(sorted(found - {0}))
 
 
 def kill_all(group: Group) -> bool:
-    """cgroup.kill: every process of the group at once. False where the kernel has no such file."""
-    raise NotImplementedError
+    """cgroup.kill: every process of the group at once, also those being forked. False where the kernel has no such file."""
+    done = False
+    for folder in group.folders:
+        try:
+            _write(f"{folder}/cgroup.kill", "1")
+            done = True
+        except OSError:
+            pass  # v1, or a kernel before 5.14: the caller kills one by one
+    return done
 
 
 def remove(group: Group) -> bool:
     """Remove the folders (bounded retries while the last zombie leaves). True when nothing is left."""
-    raise NotImplementedError
+    left = [folder for folder in group.folders if not _remove_folder(folder)]
+    return not left
 
 
 def self_test() -> CapPart:
-    """Let a 200 MB hog run under a 64 MB limit: ENFORCED when it died of it, else ABSENT with what happened. About a second;
-    the caller keeps the answer per boot."""
-    raise NotImplementedError
+    """ENFORCED when a 200 MiB hog died under a 64 MiB limit and the kernel counted it, else ABSENT with what happened.
+
+    It takes part of a second; the caller keeps the answer for this boot.
+    """
+    group, part = create(f"selftest-{os.getpid()}", SELF_TEST_LIMIT_BYTES)
+    try:
+        return _hog_dies(group, part) if part.grade is CapGrade.ENFORCED else part
+    except (OSError, subprocess.SubprocessError) as fault:
+        return CapPart(grade=CapGrade.ABSENT, means=f"the self-test could not run: {fault}")
+    finally:
+        kill_all(group)
+        remove(group)
+
+
+def _hog_dies(group: Group, part: CapPart) -> CapPart:
+    hog = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _HOG, str(SELF_TEST_HOG_MIB)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: join(group),
+    )
+    try:
+        hog.communicate(timeout=SELF_TEST_SECONDS_MAX)
+    finally:
+        hog.kill()
+        hog.wait()
+    kills = oom_kills(group)
+    if hog.returncode == -signal.SIGKILL and kills:
+        kind = part.means.split(" /", 1)[0]
+        return CapPart(grade=CapGrade.ENFORCED, means=f"{kind}: a {SELF_TEST_HOG_MIB} MiB hog died under a {SELF_TEST_LIMIT_BYTES // MIB} MiB limit")
+    ended = f"exit {hog.returncode}, {kills} kills counted"
+    return CapPart(grade=CapGrade.ABSENT, means=f"a {SELF_TEST_HOG_MIB} MiB hog under a {SELF_TEST_LIMIT_BYTES // MIB} MiB limit ended with {ended}")
+
+
+def _make_tracker(v2: Hierarchy, name: str) -> str | None:
+    folder = f"{_parent_v2(v2)}/{PREFIX}{name}"
+    try:
+        os.mkdir(folder)
+    except OSError:
+        return None
+    return folder
+
+
+def _parent_v2(v2: Hierarchy) -> str:
+    return os.path.dirname(v2.folder) if os.path.basename(v2.folder) == _LEAF else v2.folder or v2.mount
+
+
+def _limit_v1(v1: Hierarchy, name: str, limit_bytes: int, tracker: str | None) -> str:
+    del tracker
+    folder = f"{v1.folder}/{PREFIX}{name}"
+    os.mkdir(folder)
+    try:
+        _write(f"{folder}/memory.limit_in_bytes", str(limit_bytes))
+        if os.path.exists(f"{folder}/memory.memsw.limit_in_bytes"):
+            _write(f"{folder}/memory.memsw.limit_in_bytes", str(limit_bytes))
+    except OSError:
+        _remove_folder(folder)
+        raise
+    return folder
+
+
+def _limit_v2(v2: Hierarchy, name: str, limit_bytes: int, tracker: str | None) -> str:
+    del name
+    if tracker is None:
+        raise OSError(errno.EACCES, f"no group may be made below {_parent_v2(v2)}")
+    _hand_out_memory(v2)
+    _write(f"{tracker}/memory.max", str(limit_bytes))
+    for file, value in (("memory.swap.max", "0"), ("memory.oom.group", "1")):
+        if os.path.exists(f"{tracker}/{file}"):
+            _write(f"{tracker}/{file}", value)
+    return tracker
+
+
+def _hand_out_memory(v2: Hierarchy) -> None:
+    """Let groups below our own carry a memory limit. OSError when this place was not delegated to us."""
+    parent = _parent_v2(v2)
+    if "memory" in (_read(f"{parent}/cgroup.subtree_control") or "").split():
+        return
+    if "memory" not in (_read(f"{parent}/cgroup.controllers") or "").split():
+        raise OSError(errno.ENODEV, f"no memory controller at {parent}")
+    try:
+        _write(f"{parent}/cgroup.subtree_control", "+memory")
+    except OSError as fault:
+        if fault.errno != errno.EBUSY:
+            raise
+        os.makedirs(f"{parent}/{_LEAF}", exist_ok=True)
+        for pid in (_read(f"{parent}/cgroup.procs") or "").split():
+            _write(f"{parent}/{_LEAF}/cgroup.procs", pid)
+        _write(f"{parent}/cgroup.subtree_control", "+memory")
+
+
+def _read_back(hierarchy: Hierarchy, folder: str, limit_bytes: int) -> CapPart:
+    """The kernel rounds a limit down to whole pages; anything else than that is no limit of ours."""
+    name = "memory.limit_in_bytes" if hierarchy.kind == "v1" else "memory.max"
+    text = _read(f"{folder}/{name}") or "nothing"
+    set_bytes = int(text) if text.isdigit() else V1_UNLIMITED_BYTES
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    if not limit_bytes - page_bytes < set_bytes <= limit_bytes:
+        raise OSError(errno.EINVAL, f"the limit reads back as {text}, not {limit_bytes}")
+    shown = folder.removeprefix(hierarchy.mount)
+    return CapPart(grade=CapGrade.ENFORCED, means=f"cgroup {hierarchy.kind} {shown}, limit read back {gib(set_bytes)}")
+
+
+def _remove_folder(folder: str) -> bool:
+    for _ in range(REMOVE_TRIES_MAX):
+        try:
+            os.rmdir(folder)
+            return True
+        except FileNotFoundError:
+            return True
+        except OSError:
+            time.sleep(REMOVE_WAIT_SECONDS)
+    return False
+
+
+def _absent(why: str) -> CapPart:
+    return CapPart(grade=CapGrade.ABSENT, means=why)
+
+
+def _read(path: str) -> str | None:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
+def _write(path: str, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
