@@ -1,0 +1,325 @@
+"""The shape of plan.yaml: every key with its type, range, default, and the words an editor shows for it.
+
+These are the keys as written. `plan_resolve` turns a file of this shape into the frozen `fleetd.campaign.Plan`; JSON schema and error
+texts come from here too, so that a key is described once.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
+
+from fleetd.plan_units import Refused, Seconds, SizeBytes, parse_deadline, parse_duration, parse_size
+from policies.facts import GIB
+
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
+SEED_MAX = 2**63 - 1
+COMMAND_WORDS_MAX = 4096
+SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|PRIVATE_KEY)$", re.IGNORECASE)
+
+Size = Annotated[SizeBytes, PlainValidator(parse_size), WithJsonSchema(
+    {"anyOf": [{"type": "string", "pattern": r"^\d+(\.\d+)?\s*([KMGT]i?B|B)?$"}, {"type": "integer", "minimum": 0}],
+     "examples": ["16GiB", "500MB", 1024]})]
+Duration = Annotated[Seconds, PlainValidator(parse_duration), WithJsonSchema(
+    {"anyOf": [{"type": "string", "pattern": r"^(\d+(\.\d+)?\s*(ms|[dhms])\s*)+$"}, {"const": 0}], "examples": ["15m", "2h30m", "90s", "1d"]})]
+Deadline = Annotated[Any, PlainValidator(parse_deadline), WithJsonSchema({"type": "string", "examples": ["30m", "12h", "2026-12-01T06:00:00+01:00"]})]
+
+
+def _words(value: object) -> list[str]:
+    if isinstance(value, str):
+        raise Refused("a command is a list of words, not one string", f"write [{', '.join(value.split())}], or [sh, -c, {value!r}] for shell syntax")
+    if not isinstance(value, list) or not value or len(value) > COMMAND_WORDS_MAX:
+        raise Refused("a command is a list of words", "write it such as [python3, train.py, --lr, '0.001']")
+    wrong = next((word for word in value if not isinstance(word, (str, int, float)) or isinstance(word, bool) or "\0" in str(word)), None)
+    if wrong is not None:
+        raise Refused(f"{wrong!r} is no word of a command", "write each word as text, in quotes where needed")
+    return [str(word) for word in value]
+
+
+def _environment(value: object) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise Refused("environment holds NAME: value pairs", "write it such as {OMP_NUM_THREADS: '1'}")
+    for name, text in value.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
+            raise Refused(f"{name!r} is no name of a variable", "use letters, digits and _, not beginning with a digit")
+        if name.startswith("FLEETD_"):
+            raise Refused(f"{name} belongs to fleetd", "choose a name that does not begin with FLEETD_")
+        if not isinstance(text, (str, int, float)) or isinstance(text, bool) or "\0" in str(text):
+            raise Refused(f"{name} is {text!r}, and a variable holds text", f"write {name}: \"…\" in quotes")
+        if SECRET_NAME.search(name) and str(text):
+            raise Refused(
+                f"{name} looks like a secret, and a plan is copied into journal and report", "let the command read it from a file on the host"
+            )
+    return {str(name): str(text) for name, text in value.items()}
+
+
+def _model_config(value: object) -> dict[str, Any] | str:
+    if isinstance(value, (dict, str)) and value:
+        return value
+    raise Refused("config is the path of a Transformers config.json, or its content", "write config: model/config.json, or the keys themselves")
+
+
+Command = Annotated[list[str], PlainValidator(_words), WithJsonSchema(
+    {"type": "array", "items": {"type": ["string", "number"]}, "minItems": 1, "examples": [["python3", "train.py"], ["sh", "-c", "echo hello"]]})]
+Environment = Annotated[dict[str, str], PlainValidator(_environment), WithJsonSchema(
+    {"type": "object", "additionalProperties": {"type": ["string", "number"]}, "examples": [{"OMP_NUM_THREADS": "1"}]})]
+ModelConfig = Annotated[Any, PlainValidator(_model_config), WithJsonSchema(
+    {"anyOf": [{"type": "object"}, {"type": "string"}], "examples": ["model/config.json", {"model_type": "llama", "hidden_size": 128}]})]
+
+Positive = Annotated[int, Field(gt=0)]
+PositiveNumber = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+SplitName = Literal["train", "validation", "calibration", "test", "holdout"]
+ReservedName = Literal["calibration", "test", "holdout"]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class ReserveSection(Section):
+    """Time kept between the end of training and the deadline, for judging: max(minimum, factor x rows x seconds per row + margin)."""
+
+    minimum: Duration = Seconds(7200)
+    """Never less than this."""
+    factor: PositiveNumber = 1.3
+    """Safety factor on the measured evaluation time."""
+    margin: Duration = Seconds(600)
+    """Added to the measured evaluation time."""
+
+
+class HostSection(Section):
+    """One machine."""
+
+    transport: Literal["local"] = "local"
+    """How the coordinator reaches it; `local` is this machine."""
+    root: str = ""
+    """Directory for releases, data and runs. Relative paths start at the plan."""
+    python: str | None = None
+    """Python that runs the trainer; null is the coordinator's own."""
+    agent_python: str | None = None
+    """Python (3.10 or newer) that runs agent and supervisor; null is the coordinator's own."""
+    capacity: Size | None = None
+    """Memory that fleetd may hand out; null is what the host reports."""
+    floor: Size = SizeBytes(GIB)
+    """Memory of the host that always stays free."""
+
+
+class DataSection(Section):
+    """The files of one role: either token shards (`shards`, `split`) or any files (`path`, `include`)."""
+
+    shards: str | None = None
+    """Directory of token shards with a shards_index.json."""
+    split: str | None = None
+    """Which split of shards_index.json: train, val or test."""
+    path: str | None = None
+    """Directory of other files."""
+    include: list[str] | None = None
+    """Patterns of files below `path`."""
+    tokens_per_document_max: Positive | None = None
+    """Score only the first tokens of each document; part of what is registered."""
+
+
+class MemoryCapSection(Section):
+    """A memory cap in two parts. `memory_cap: 16GiB` sets both."""
+
+    host: Size = SizeBytes(16 * GIB)
+    """Anonymous and shared memory of the process tree."""
+    accelerator: Size = SizeBytes(16 * GIB)
+    """Bytes allocated on the accelerator."""
+    demand: Literal["enforced", "sampled"] = "sampled"
+    """Refuse a host that cannot hold `host` this strongly."""
+
+
+class CheckpointSection(Section):
+    every_steps: Positive = 250
+    """Save after so many steps."""
+    every: Duration = Seconds(900)
+    """Save after so much time."""
+    keep: Positive = 2
+    """Newest checkpoints kept besides the best and the unchanged base."""
+
+
+class ValidationSection(Section):
+    every_steps: Positive = 500
+    """Validate after so many steps, and at the end."""
+    patience: Positive | None = None
+    """Stop after so many validations without improvement; null never."""
+    batch: Positive = 16
+    """Documents or windows scored together."""
+
+
+class RestartsSection(Section):
+    max: Annotated[int, Field(ge=0)] = 5
+    """Restarts allowed within the window."""
+    window: Duration = Seconds(3600)
+    """Length of the sliding window."""
+    first: Duration = Seconds(2)
+    """First wait; waits double."""
+    ceiling: Duration = Seconds(300)
+    """Longest wait."""
+
+
+class StopSection(Section):
+    grace_floor: Duration = Seconds(5)
+    """Least time given to save after being asked."""
+    grace_ceiling: Duration = Seconds(120)
+    """Most time given to save after being asked."""
+
+
+class StallSection(Section):
+    launch: Duration = Seconds(600)
+    """Longest wait for the first step."""
+    floor: Duration = Seconds(600)
+    """A stall is never shorter than this."""
+    factor: PositiveNumber = 20.0
+    """A stall is this many times the slowest recent step."""
+
+
+class OptimizerSection(Section):
+    """AdamW with linear warm-up and cosine decay."""
+
+    lr: PositiveNumber | None = None
+    """Peak learning rate; needed."""
+    min_lr_ratio: Fraction = 0.1
+    """Last learning rate over the peak."""
+    warmup: Annotated[int, Field(ge=0)] = 0
+    """Steps of linear warm-up."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    """On tensors of two and more dimensions."""
+    betas: Annotated[list[Beta], Field(min_length=2, max_length=2)] = [0.9, 0.95]
+    eps: PositiveNumber = 1e-8
+    clip: PositiveNumber = 1.0
+    """Largest norm of the gradient."""
+
+
+class ModelSection(Section):
+    config: ModelConfig = ""
+    """A Transformers config.json by path, or its keys (GPT-2 and Llama families); needed."""
+
+
+class TrainingSection(Section):
+    """Settings of fleetd's own trainer."""
+
+    task: Literal["language_model"] = "language_model"
+    """What is trained."""
+    model: ModelSection | None = None
+    """The model; needed."""
+    window: Positive | None = None
+    """Tokens of context; needed."""
+    batch: Positive | None = None
+    """Windows a step; needed."""
+    micro_batch: Positive | None = None
+    """Windows on the device at once; null is the whole batch. Divides batch."""
+    steps: Positive | None = None
+    """Steps in all; needed."""
+    seed: Annotated[int, Field(ge=0, le=SEED_MAX)] = 431
+    """Decides initial weights and every batch."""
+    optimizer: OptimizerSection = OptimizerSection()
+    threads: Positive = 1
+    """CPU threads; part of what makes a run exact."""
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda|cuda:[0-9]+)$")] = "auto"
+    """auto, cpu, cuda or cuda:0."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Arithmetic of forward and backward."""
+    log_every: Positive = 1
+    """Steps between training records."""
+
+
+def _scalar_cap(value: object) -> object:
+    return value if isinstance(value, (dict, MemoryCapSection)) else {"host": value, "accelerator": value}
+
+
+def _nothing_is_empty(value: object) -> object:
+    return {} if value is None else value
+
+
+MemoryCap = Annotated[MemoryCapSection, BeforeValidator(_scalar_cap, json_schema_input_type=MemoryCapSection | Size)]
+
+
+class CandidateSection(Section):
+    """One line of training: `training` (our trainer) or `command` (any program)."""
+
+    host: str = "any"
+    """A host's name, or any: the one with most free memory."""
+    training: TrainingSection | None = None
+    command: Command | None = None
+    """A program and its arguments; no shell is involved unless it is named."""
+    environment: Environment = {}
+    """Variables added for the program."""
+    working_directory: str | None = None
+    """Where a command runs; relative paths start at the plan; null is its run directory."""
+    signal: Literal["leader", "group"] | None = None
+    """Who is asked to stop: the process, or its group. Default: leader for training, group for a command."""
+    memory_cap: MemoryCap = MemoryCapSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    validation: ValidationSection = ValidationSection()
+    restarts: RestartsSection = RestartsSection()
+    stop: StopSection = StopSection()
+    stall: StallSection = StallSection()
+    on_reboot: Literal["resume", "hold"] = "resume"
+    """After a reboot of the host: go on, or wait for a person."""
+
+
+Candidate = Annotated[CandidateSection, BeforeValidator(_nothing_is_empty)]
+
+
+class SelectionSection(Section):
+    """The fixed rule that chooses one checkpoint."""
+
+    criterion: Literal["token_nll_v1"] = "token_nll_v1"
+    minimum_improvement: Annotated[float, Field(ge=0)] = 0.001
+    """A later checkpoint of the same run replaces an earlier one only by this much."""
+
+
+class EvaluationSection(Section):
+    """Settings of the evaluation; null takes the chosen candidate's."""
+
+    window: Positive | None = None
+    batch: Positive | None = None
+    threads: Positive | None = None
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda|cuda:[0-9]+)$")] | None = None
+    precision: Literal["fp32", "bf16"] | None = None
+
+
+class AfterFreezeSection(Section):
+    """What happens by itself once the selection is frozen."""
+
+    evaluate: list[ReservedName] = []
+    """Reserved splits in the order in which they are opened."""
+    report: bool = True
+    memory_cap: MemoryCap = MemoryCapSection(host=SizeBytes(2 * GIB), accelerator=SizeBytes(2 * GIB))
+    training: EvaluationSection = EvaluationSection()
+
+
+class NotifySection(Section):
+    """A command that gets one line of JSON on its standard input."""
+
+    command: Command
+    on: Annotated[list[Literal["needs_you", "finished", "failed"]], Field(min_length=1)] = ["needs_you", "finished", "failed"]
+
+
+class PlanFile(Section):
+    """A fleetd campaign: candidate trainings with one goal and one deadline."""
+
+    model_config = ConfigDict(json_schema_extra={"required": ["name", "deadline", "hosts", "candidates"]})
+
+    name: str = ""
+    """Name of the campaign: small letters, digits and -; needed."""
+    deadline: Deadline = None
+    """When everything must be done: a duration from launch, or a moment with its time zone; needed."""
+    reserve: ReserveSection = ReserveSection()
+    hosts: dict[str, HostSection] = {}
+    """Machines by name; needed."""
+    data: dict[SplitName, DataSection] = {}
+    """Files by role. Reserved roles (calibration, test, holdout) stay sealed until the freeze."""
+    defaults: Candidate = CandidateSection()
+    """Any key of a candidate, for all of them."""
+    candidates: dict[str, Candidate] = {}
+    """Trainings by name; needed."""
+    selection: SelectionSection = SelectionSection()
+    after_freeze: AfterFreezeSection = AfterFreezeSection()
+    notify: list[NotifySection] = []

@@ -1,0 +1,232 @@
+"""What a plan must satisfy beyond types and ranges: names, deadlines, memory, and what each candidate needs.
+
+Every rule adds faults to the tree and goes on, so that a person sees all of them at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+from fleetd.plan_data import check_data
+from fleetd.plan_model import NAME, HostSection
+from fleetd.plan_resolve import Resolution, ResolvedCandidate, read_config
+from fleetd.plan_units import show_duration, show_moment, write_size
+
+MODEL_TYPES = ("llama", "gpt2")
+NEEDED = {"name": "the campaign", "deadline": "when everything must be done", "hosts": "the machines", "candidates": "the trainings"}
+NAMES_TAKEN = {"all", "any"}
+NAME_RULE = "use small letters, digits and -, at most 41, beginning with a letter or digit"
+
+
+def check_rules(resolution: Resolution, now: datetime) -> None:
+    _check_names(resolution)
+    _check_deadline(resolution, now)
+    _check_hosts(resolution)
+    check_data(resolution)
+    for candidate in resolution.candidates:
+        _check_kind(candidate)
+        _check_host(resolution, candidate)
+        _check_bounds(candidate)
+        if candidate.section.training and not candidate.section.command:
+            _check_training(resolution, candidate)
+    _check_after_freeze(resolution)
+
+
+def _check_names(resolution: Resolution) -> None:
+    tree, raw = resolution.tree, resolution.tree.value
+    for key, what in NEEDED.items():
+        if not raw.get(key) and raw.get(key) != 0:
+            tree.fault((key,) if key in raw else (), f"{key} is missing: {what}", f"add `{key}:`; see examples/manpages/plan.yaml")
+    named: Iterable[tuple[tuple[str, ...], Any]] = [(("name",), raw.get("name"))] if isinstance(raw.get("name"), str) else []
+    groups = [(key, name) for key in ("hosts", "candidates") if isinstance(raw.get(key), dict) for name in raw[key]]
+    for path, name in [*named, *(((key, name), name) for key, name in groups)]:
+        if name and not NAME.fullmatch(name):
+            tree.fault(path, f"{name!r} is no name", NAME_RULE)
+        if name in NAMES_TAKEN:
+            tree.fault(path, f"{name!r} already means something to fleetd", "choose another name")
+
+
+def _check_deadline(resolution: Resolution, now: datetime) -> None:
+    deadline, reserve = resolution.file.deadline, resolution.file.reserve
+    if deadline is None:
+        return
+    if isinstance(deadline, datetime):
+        left = (deadline - now).total_seconds()
+        if left <= 0:
+            resolution.tree.fault(
+                ("deadline",), f"{show_moment(deadline)} is {show_duration(-left)} ago",
+                "choose a later moment, or a duration from launch such as 12h"
+            )
+            return
+    else:
+        left = float(deadline)
+    least = max(float(reserve.minimum), float(reserve.margin))
+    if left <= least:
+        sum_text = f"deadline {show_duration(left)} ahead − reserve {show_duration(least)} = {show_duration(left - least)} for training"
+        origin = ("deadline",) if "reserve" not in resolution.tree.value else ("reserve",)
+        resolution.tree.fault(origin, sum_text, "move the deadline, or set a smaller reserve: {minimum: 3m, margin: 30s}")
+
+
+def cutoff_if_launched(resolution_deadline: datetime | float, reserve_seconds: float, now: datetime) -> tuple[datetime, datetime]:
+    """(training cutoff, final deadline) of a launch at `now`, before any speed is measured."""
+    final = resolution_deadline if isinstance(resolution_deadline, datetime) else now + timedelta(seconds=resolution_deadline)
+    return final - timedelta(seconds=reserve_seconds), final
+
+
+def _check_hosts(resolution: Resolution) -> None:
+    roots: dict[str, str] = {}
+    for name, host in resolution.file.hosts.items():
+        path = ("hosts", name)
+        if not host.root:
+            if "root" not in (resolution.tree.value["hosts"].get(name) or {}):
+                resolution.tree.fault(path, "root is missing: the directory for releases, data and runs", "add `root: ~/fleetd-host`")
+            continue
+        root = str(resolution.absolute(host.root))
+        if root in roots:
+            resolution.tree.fault((*path, "root"), f"{root} is also the root of {roots[root]!r}", "give each host a root of its own")
+        roots[root] = name
+        if host.capacity is not None and host.floor >= host.capacity:
+            sum_text = f"capacity {write_size(host.capacity)} − floor {write_size(host.floor)} leaves nothing for runs"
+            resolution.tree.fault((*path, "floor"), sum_text, "lower the floor or raise the capacity")
+
+
+def _check_kind(candidate: ResolvedCandidate) -> None:
+    section, tree, path = candidate.section, candidate.tree, ("candidates", candidate.name)
+    if section.training and section.command:
+        tree.fault(path, "both `training` and `command` are set", "keep one: `training` for fleetd's own trainer, `command` for a program")
+    if not section.training and not section.command and not _written(candidate, "training", "command"):
+        tree.fault(path, "neither `training` nor `command` is set", "add `training:` (fleetd's own trainer) or `command: [program, argument]`")
+    own = tree.value["candidates"].get(candidate.name) or {}
+    if section.command and not section.training:
+        for key in ("checkpoint", "validation"):
+            if key in own:
+                tree.fault(
+                    (*path, key), f"`{key}` is a setting of fleetd's own trainer, and this candidate is a command",
+                    "remove it, and give the command its own"
+                )
+    if section.training and not section.command and section.working_directory is not None:
+        tree.fault(candidate.where(("working_directory",)), "working_directory is for a command", "remove it: the trainer works in its run directory")
+
+
+def _written(candidate: ResolvedCandidate, *keys: str) -> bool:
+    """Whether the file holds one of these keys for the candidate, even with a wrong value, which is a fault of its own."""
+    parts = (candidate.tree.value["candidates"].get(candidate.name), candidate.tree.value.get("defaults"))
+    return any(key in part for part in parts if isinstance(part, dict) for key in keys)
+
+
+def _check_host(resolution: Resolution, candidate: ResolvedCandidate) -> None:
+    wanted, hosts = candidate.section.host, resolution.file.hosts
+    if wanted != "any" and wanted not in resolution.tree.value.get("hosts", {}):
+        close = difflib.get_close_matches(wanted, list(hosts), n=1)
+        fix = f"did you mean {close[0]!r}?" if close else f"use one of {', '.join([*hosts, 'any'])}"
+        resolution.tree.fault(candidate.where(("host",)), f"there is no host {wanted!r} in this plan", fix)
+        return
+    possible = hosts if wanted == "any" else {name: host for name, host in hosts.items() if name == wanted}
+    refusals = [_too_large(name, host, candidate) for name, host in possible.items()]
+    if refusals and all(refusals):
+        fix = f"lower memory_cap of {candidate.name}, or give it a larger host"
+        resolution.tree.fault(candidate.where(("memory_cap", "host")), "; ".join(text for text in refusals if text), fix)
+
+
+def _too_large(name: str, host: HostSection, candidate: ResolvedCandidate) -> str | None:
+    cap = candidate.section.memory_cap.host
+    if host.capacity is None or cap + host.floor <= host.capacity:
+        return None
+    total = cap + host.floor
+    over = f"{write_size(total - host.capacity)} more than {name} has ({write_size(host.capacity)})"
+    return f"cap {write_size(cap)} + floor {write_size(host.floor)} = {write_size(total)}, {over}"
+
+
+def _check_bounds(candidate: ResolvedCandidate) -> None:
+    section = candidate.section
+    for group, low, high in (("restarts", "first", "ceiling"), ("stop", "grace_floor", "grace_ceiling")):
+        least, most = getattr(getattr(section, group), low), getattr(getattr(section, group), high)
+        if least > most:
+            candidate.tree.fault(
+                candidate.where((group, low)), f"{low} {show_duration(least)} is longer than {high} {show_duration(most)}",
+                f"lower {low} or raise {high}"
+            )
+    for path in (("restarts", "window"), ("checkpoint", "every"), ("stall", "launch"), ("stall", "floor"), ("stop", "grace_ceiling")):
+        if getattr(getattr(section, path[0]), path[1]) <= 0 and candidate.origin(path):
+            candidate.tree.fault(candidate.where(path), "must be longer than nothing", "write a duration such as 15m")
+    if section.memory_cap.host <= 0:
+        candidate.tree.fault(candidate.where(("memory_cap", "host")), "a cap of 0 bytes lets nothing run", "write a size such as 16GiB")
+
+
+def _check_training(resolution: Resolution, candidate: ResolvedCandidate) -> None:
+    training = candidate.section.training
+    assert training is not None
+    tree, where = candidate.tree, candidate.where
+    missing = [key for key in ("model", "window", "batch", "steps") if getattr(training, key) is None and not _given(candidate, ("training", key))]
+    missing += ["optimizer.lr"] if training.optimizer.lr is None and not _given(candidate, ("training", "optimizer", "lr")) else []
+    if missing:
+        tree.fault(("candidates", candidate.name), f"training needs {', '.join(missing)}", "add them to the candidate or under defaults.training")
+    if training.batch and training.micro_batch and training.batch % training.micro_batch:
+        tree.fault(
+            where(("training", "micro_batch")), f"micro_batch {training.micro_batch} does not divide batch {training.batch}",
+            "choose a divisor of the batch"
+        )
+    warmup = training.optimizer.warmup
+    if training.steps and warmup > training.steps:
+        tree.fault(
+            where(("training", "optimizer", "warmup")), f"warmup {warmup} is longer than all {training.steps} steps", "lower warmup or raise steps"
+        )
+    for role in ("train", "validation"):
+        if role not in (resolution.tree.value.get("data") or {}):
+            tree.fault(
+                ("data",) if "data" in tree.value else (), f"training needs a data role {role!r}",
+                f"add `{role}: {{shards: data, split: {role[:3] if role == 'validation' else role}}}` under data"
+            )
+    if training.model is not None and not _spoiled(candidate, ("training", "model")):
+        _check_model(resolution, candidate)
+
+
+def _check_model(resolution: Resolution, candidate: ResolvedCandidate) -> None:
+    training, tree = candidate.section.training, candidate.tree
+    assert training is not None and training.model is not None
+    path = candidate.where(("training", "model", "config"))
+    if not training.model.config:
+        tree.fault(path, "model has no config", "write config: model/config.json, or the keys of one")
+        return
+    try:
+        config = candidate.config = read_config(resolution, training)
+    except (OSError, ValueError, RecursionError) as fault:
+        reason = getattr(fault, "strerror", None) or (f"not JSON: {fault}" if isinstance(fault, json.JSONDecodeError) else str(fault))
+        tree.fault(
+            path, f"{resolution.absolute(training.model.config)} can't be read: {reason}", "name a Transformers config.json, relative to the plan"
+        )
+        return
+    if config.get("model_type") not in MODEL_TYPES:
+        tree.fault(path, f"model_type is {config.get('model_type')!r}", f"use one of {', '.join(MODEL_TYPES)}")
+    longest = config.get("max_position_embeddings", config.get("n_positions"))
+    if isinstance(longest, int) and training.window and training.window > longest:
+        tree.fault(
+            candidate.where(("training", "window")), f"window {training.window} is longer than the model's {longest} positions",
+            "shorten the window, or enlarge max_position_embeddings"
+        )
+
+
+def _given(candidate: ResolvedCandidate, path: tuple[str, ...]) -> bool:
+    return candidate.origin(path) is not None
+
+
+def _spoiled(candidate: ResolvedCandidate, path: tuple[str, ...]) -> bool:
+    """Whether something below this key is already a fault."""
+    prefixes = tuple(".".join((*start, *path)) for start in (("candidates", candidate.name), ("defaults",)))
+    return any(fault.path.startswith(prefixes) for fault in candidate.tree.faults)
+
+
+def _check_after_freeze(resolution: Resolution) -> None:
+    wanted = resolution.file.after_freeze.evaluate
+    for index, split in enumerate(wanted):
+        if split not in (resolution.tree.value.get("data") or {}):
+            resolution.tree.fault(
+                ("after_freeze", "evaluate"), f"{split} is to be judged, but `data` has no {split}",
+                f"add `{split}: {{shards: data, split: {split}}}` under data, or drop it here"
+            )
+        if split in wanted[:index]:
+            resolution.tree.fault(("after_freeze", "evaluate"), f"{split} stands twice: a reserved split is opened once", "list each split once")
