@@ -112,6 +112,8 @@ class Campaign:
     """What lies ready where: `gx10:campaign`, `gx10:evaluate-test`."""
     asked: tuple[str, ...] = ()
     """Reserved splits that a person asked for after the freeze, in the order of asking."""
+    reserved_rows: dict[str, int] = field(default_factory=dict)
+    """Rows that a look at each reserved split has to score, as registered."""
     cutoff_moves: int = 0
     frozen_at: datetime | None = None
 
@@ -189,7 +191,8 @@ def _data_staged(fleet: Fleet, event: Event) -> Fleet:
     campaign = _campaign(fleet, event)
     what = event.body.get("what")
     staged = (*campaign.staged, f"{event.host}:{what}") if what else campaign.staged
-    return _with_campaign(fleet, replace(campaign, digests={**campaign.digests, **event.body["digests"]}, staged=staged))
+    digests, rows = {**campaign.digests, **event.body["digests"]}, {**campaign.reserved_rows, **event.body.get("rows", {})}
+    return _with_campaign(fleet, replace(campaign, digests=digests, reserved_rows=rows, staged=staged))
 
 
 def _cutoff_moved(fleet: Fleet, event: Event) -> Fleet:
@@ -332,6 +335,7 @@ _APPLY = {
     "predictions_replicated": _predictions_replicated,
     "replication_failed": _replication_failed,
     "job_failed": _only_recorded,
+    "notified": _only_recorded,
     "order_refused": _only_recorded,
     "selection_made": _selection_made,
     "selection_frozen": _selection_frozen,

@@ -1,0 +1,196 @@
+"""How a campaign goes from stage to stage, and which jobs its state calls for.
+
+    preflight → staging → training → selecting → frozen → evaluated
+                              ↑ ↓        and, from most of them, failed
+                            stopped
+Everything is concluded from the Fleet and the moment: a restarted coordinator asks for exactly what is still missing.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from fleetd.coordinator.decide_jobs import fail_campaign
+from fleetd.coordinator.decide_replicas import ask_for_copies, has_every_copy, verified
+from fleetd.coordinator.pen import Pen
+from fleetd.coordinator.sight import Job
+from fleetd.coordinator.specs import EVALUATE_PREFIX
+from fleetd.coordinator.targets import AFTER_FREEZE
+from fleetd.fleet import Campaign, Run
+from policies.deadlines import cutoff_at, reserve_seconds
+from policies.facts import CampaignStage, Reason, RunKind, RunState, Split, format_moment
+from policies.lifecycle import SETTLED
+
+CUTOFF_TOLERANCE_SECONDS_MAX = 180.0
+"""After the cutoff, how long the selection waits for hosts that have not reported; never more than half of the reserve."""
+CUTOFF_MOVE_SECONDS_MIN = 1.0
+MODELS_EVALUATED = 2
+"""The reserve counts rows for the chosen model and for the unchanged base."""
+
+_BEFORE_TRAINING = frozenset({CampaignStage.PREFLIGHT, CampaignStage.STAGING})
+
+
+def advance_campaigns(pen: Pen) -> None:
+    for campaign_id in pen.fleet.campaigns:
+        stage = pen.campaign(campaign_id).stage
+        if stage is CampaignStage.PREFLIGHT:
+            pen.start(Job(key=f"preflight:{campaign_id}", kind="preflight", campaign_id=campaign_id))
+        if stage in (CampaignStage.STAGING, CampaignStage.TRAINING):
+            _stage_data(pen, campaign_id)
+        if stage in (CampaignStage.TRAINING, CampaignStage.STOPPED, CampaignStage.SELECTING):
+            ask_for_copies(pen, campaign_id)
+        if stage in (*_BEFORE_TRAINING, CampaignStage.TRAINING, CampaignStage.STOPPED):
+            _shorten(pen, campaign_id)
+            _settle(pen, campaign_id)
+        if pen.campaign(campaign_id).stage is CampaignStage.SELECTING:
+            _select(pen, campaign_id)
+        if pen.campaign(campaign_id).stage in AFTER_FREEZE:
+            _evaluate(pen, campaign_id)
+        _report(pen, campaign_id)
+
+
+def training_runs(pen: Pen, campaign: Campaign) -> list[Run]:
+    return [run for run in (pen.run(run_id) for run_id in campaign.runs) if run.kind is RunKind.TRAIN]
+
+
+def tolerance_seconds(campaign: Campaign) -> float:
+    return min(CUTOFF_TOLERANCE_SECONDS_MAX, (campaign.final_at - campaign.cutoff_at).total_seconds() / 2)
+
+
+def _stage_data(pen: Pen, campaign_id: str) -> None:
+    campaign = pen.campaign(campaign_id)
+    used = {candidate.host for candidate in campaign.plan.candidates}
+    for host in campaign.plan.hosts:
+        if (host.name in used or "any" in used) and f"{host.name}:campaign" not in campaign.staged and _answers(pen, host.name):
+            pen.start(Job(key=f"stage:{campaign_id}:{host.name}", kind="stage", campaign_id=campaign_id, host=host.name, body={"what": "campaign"}))
+    if campaign.stage is CampaignStage.STAGING and campaign.staged:
+        pen.move_campaign(campaign_id, CampaignStage.TRAINING, f"release and data lie on {campaign.staged[0].split(':')[0]}")
+
+
+def _answers(pen: Pen, host: str) -> bool:
+    known = pen.fleet.hosts.get(host)
+    return known is not None and known.reachable
+
+
+def _shorten(pen: Pen, campaign_id: str) -> None:
+    """Move the cutoff earlier when validations show that evaluation takes longer than the reserve holds. Never later."""
+    campaign = pen.campaign(campaign_id)
+    rows = sum(campaign.reserved_rows.get(split.value, 0) for split in campaign.plan.after_freeze.evaluate) * MODELS_EVALUATED
+    latest = [run.validated[-1] for run in training_runs(pen, campaign) if run.validated]
+    speeds = [validated.seconds / validated.rows for validated in latest if validated.rows > 0]
+    if not rows or not speeds or pen.now >= campaign.cutoff_at:
+        return
+    terms = campaign.plan.reserve
+    needed_seconds = reserve_seconds(
+        rows=rows, seconds_per_row=max(speeds), minimum_seconds=terms.minimum_seconds, factor=terms.factor, margin_seconds=terms.margin_seconds,
+    )
+    earlier = max(cutoff_at(campaign.final_at, needed_seconds), pen.now)
+    if (campaign.cutoff_at - earlier).total_seconds() >= CUTOFF_MOVE_SECONDS_MIN:
+        because = f"{rows} rows x {max(speeds):.3f} s need {needed_seconds:.0f} s before the deadline"
+        pen.write("cutoff_moved", {"cutoff_at": format_moment(earlier)}, campaign=campaign_id, because=because)
+
+
+def _settle(pen: Pen, campaign_id: str) -> None:
+    """End the training when every run has come to rest, or the cutoff and the tolerance for silent hosts are over."""
+    campaign = pen.campaign(campaign_id)
+    is_past = pen.now >= campaign.cutoff_at
+    if is_past:
+        _rest_at_deadline(pen, campaign)
+    runs = training_runs(pen, pen.campaign(campaign_id))
+    unsettled = [run for run in runs if run.state not in SETTLED]
+    if unsettled and pen.now < campaign.cutoff_at + timedelta(seconds=tolerance_seconds(campaign)):
+        return
+    if any(run.state is RunState.STOPPED for run in runs):
+        if campaign.stage is not CampaignStage.STOPPED:
+            names = ", ".join(run.candidate for run in runs if run.state is RunState.STOPPED)
+            pen.move_campaign(campaign_id, CampaignStage.STOPPED, f"stopped by a person: {names}; fleetd resume goes on until the deadline")
+        return
+    if all(run.state is RunState.FAILED for run in runs):
+        fail_campaign(pen, campaign_id, "every candidate failed: " + "; ".join(f"{run.candidate}: {run.detail or run.reason}" for run in runs))
+    elif not any(run.host for run in runs):
+        fail_campaign(pen, campaign_id, "the cutoff passed before any training could start")
+    elif pen.may_stage(campaign_id, CampaignStage.SELECTING):
+        left_out = f"; not waited for: {', '.join(f'{run.candidate} ({run.state})' for run in unsettled)}" if unsettled else ""
+        pen.move_campaign(campaign_id, CampaignStage.SELECTING, f"{len(runs) - len(unsettled)} of {len(runs)} trainings are over{left_out}")
+
+
+def _rest_at_deadline(pen: Pen, campaign: Campaign) -> None:
+    for run in training_runs(pen, campaign):
+        if run.state in (RunState.QUEUED, RunState.STAGING, RunState.STOPPED):
+            word = "never started" if run.host is None else "rested"
+            pen.move_run(run.run_id, RunState.FINISHED, f"the cutoff passed while it {word}", reason=Reason.DEADLINE)
+
+
+def _select(pen: Pen, campaign_id: str) -> None:
+    """Select once every copy that can still come has come; freeze once the chosen checkpoint lies verified in the store."""
+    campaign = pen.campaign(campaign_id)
+    if campaign.selection is None:
+        waited = pen.now >= campaign.since + timedelta(seconds=tolerance_seconds(campaign))
+        if waited or all(has_every_copy(pen, run) for run in training_runs(pen, campaign)):
+            pen.start(Job(key=f"select:{campaign_id}", kind="select", campaign_id=campaign_id))
+        return
+    if not campaign.selection.get("checkpoint_digest") or campaign.frozen_digest is not None:
+        return
+    needed = (campaign.selection["checkpoint_digest"], campaign.selection["base_checkpoint_digest"])
+    missing = [digest for digest in needed if not verified(pen, campaign, digest)]
+    given_up = {fault["digest"] for run in training_runs(pen, campaign) for fault in run.faults if fault["what"] == "checkpoint"}
+    if not missing:
+        pen.start(Job(key=f"freeze:{campaign_id}", kind="freeze", campaign_id=campaign_id))
+    elif set(missing) & given_up or pen.now >= campaign.final_at:
+        fail_campaign(pen, campaign_id, f"no verified copy of the chosen checkpoint {missing[0][:12]} could be made")
+
+
+def splits_wanted(campaign: Campaign) -> tuple[Split, ...]:
+    """Reserved splits to judge, in order: those of the plan, then those that a person asked for."""
+    return tuple(dict.fromkeys((*campaign.plan.after_freeze.evaluate, *(Split(word) for word in campaign.asked))))
+
+
+def _evaluate(pen: Pen, campaign_id: str) -> None:
+    """One reserved split after the other: open it, run the evaluation, judge its predictions."""
+    campaign = pen.campaign(campaign_id)
+    wanted = splits_wanted(campaign)
+    split = next((split for split in wanted if split.value not in campaign.results), None)
+    if split is not None:
+        _judge(pen, campaign, split)
+    elif wanted and campaign.stage is CampaignStage.FROZEN:
+        pen.move_campaign(campaign_id, CampaignStage.EVALUATED, f"judged: {', '.join(each.value for each in wanted)}")
+
+
+def _judge(pen: Pen, campaign: Campaign, split: Split) -> None:
+    campaign_id = campaign.campaign_id
+    if not any(opening["split"] == split.value for opening in campaign.openings):
+        is_planned = split in campaign.plan.after_freeze.evaluate
+        because = "after_freeze.evaluate of the plan" if is_planned else "asked for"
+        body = {"split": split.value, "actor": "coordinator" if is_planned else "user", "because": because}
+        pen.start(Job(key=f"open:{campaign_id}:{split}", kind="open", campaign_id=campaign_id, body=body))
+        return
+    run_id = f"{campaign_id}-{EVALUATE_PREFIX}{split}"
+    if run_id not in pen.fleet.runs:
+        body = {"candidate": f"{EVALUATE_PREFIX}{split}", "kind": RunKind.EVALUATE.value}
+        pen.write("run_added", body, campaign=campaign_id, run=run_id, because=f"{split} is open")
+    run = pen.run(run_id)
+    if run.state in (RunState.QUEUED, RunState.STAGING) and pen.now >= campaign.final_at:
+        pen.move_run(run_id, RunState.FINISHED, "the final deadline passed before it could start", reason=Reason.DEADLINE)
+        run = pen.run(run_id)
+    if run.state is RunState.FAILED or (run.state is RunState.FINISHED and run.reason is Reason.DEADLINE):
+        if campaign.stage is CampaignStage.FROZEN:
+            fail_campaign(pen, campaign_id, f"the evaluation on {split} {run.state}: {run.detail or run.reason}; the frozen selection stands")
+    elif run.state is RunState.FINISHED:
+        kind = "judge" if run.predictions else "collect"
+        body = {"split": split.value, "step": (campaign.selection or {})["step"], "digest": (campaign.selection or {})["checkpoint_digest"]}
+        pen.start(Job(key=f"{kind}:{run_id}", kind=kind, campaign_id=campaign_id, run_id=run_id, host=run.host, body=body))
+
+
+def _report(pen: Pen, campaign_id: str) -> None:
+    campaign = pen.campaign(campaign_id)
+    if campaign.reported or not campaign.plan.after_freeze.report:
+        return
+    judged = all(split.value in campaign.results for split in splits_wanted(campaign))
+    is_ready = (campaign.stage in AFTER_FREEZE and judged) or campaign.stage is CampaignStage.FAILED
+    if is_ready:
+        pen.start(Job(key=f"report:{campaign_id}", kind="report", campaign_id=campaign_id))
+
+
+def last_safe_stop_at(campaign: Campaign, grace_seconds: float) -> datetime:
+    """The latest moment at which asking still leaves a run its grace before the cutoff."""
+    return campaign.cutoff_at - timedelta(seconds=grace_seconds)

@@ -1,0 +1,185 @@
+"""What hosts told, and what their silence means.
+
+Notices are taken strictly in their order, each journaled exactly once; the next poll's `after` acknowledges them. A silent host
+makes its runs `lost`: never failed, never started anywhere else.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from fleetd.campaign import HostPlan
+from fleetd.coordinator.pen import Pen
+from fleetd.coordinator.sight import OrderDone, Poll
+from fleetd.fleet import Fleet, Run
+from fleetd.model import Notice, RunReport
+from policies.facts import CampaignStage, Reason, RunState
+from policies.lifecycle import ACTIVE, RUN_TRANSITIONS, SETTLED
+
+HOST_SILENT_SECONDS = 30.0
+"""Silence after which a host counts as lost. A local agent answers each second; a busy box or a slow link may take some more."""
+RECONCILE_SECONDS = 5.0
+"""How much newer than the run's last change a look must be, before it corrects a state for which no notice came."""
+REFUSALS = frozenset({"RequestRefused", "PlanInvalid", "DataDamaged", "ResumeMismatch", "NotFound"})
+"""A host that refuses a start with one of these has not started anything and will say the same again."""
+
+_LOSABLE = frozenset({RunState.STARTING, RunState.RUNNING, RunState.STOPPING, RunState.BACKOFF})
+_NOTICE_NEEDS: dict[str, tuple[tuple[str, type], ...]] = {
+    "state_changed": (("to", str),), "attempt_started": (("attempt", int),), "attempt_ended": (("attempt", int),),
+    "checkpoint": (("step", int), ("digest", str)), "validation": (("step", int),),
+}
+
+
+def needed_hosts(fleet: Fleet) -> dict[str, HostPlan]:
+    """The hosts that need a session: those of campaigns under way and of runs not yet settled, the newest plan's word for each."""
+    needed: dict[str, HostPlan] = {}
+    for campaign in fleet.campaigns.values():
+        live = {fleet.runs[run_id].host for run_id in campaign.runs if fleet.runs[run_id].state not in SETTLED}
+        going = campaign.stage not in (CampaignStage.FAILED, CampaignStage.EVALUATED)
+        needed.update({host.name: host for host in campaign.plan.hosts if going or host.name in live})
+    return needed
+
+
+def acknowledgements(fleet: Fleet) -> dict[str, dict[str, int]]:
+    """By host, the last notice of each run that history holds: what the next poll acknowledges."""
+    after: dict[str, dict[str, int]] = {}
+    for campaign in fleet.campaigns.values():
+        going = campaign.stage not in (CampaignStage.FAILED, CampaignStage.EVALUATED)
+        for run in (fleet.runs[run_id] for run_id in campaign.runs):
+            if run.host is not None and (going or run.state not in SETTLED):
+                after.setdefault(run.host, {})[run.run_id] = run.notices_seen
+    return after
+
+
+def read_polls(pen: Pen) -> None:
+    for poll in pen.sight.polls:
+        _see_host(pen, poll)
+        for report in poll.reports:
+            run = pen.fleet.runs.get(report.run_id)
+            if run is None or run.host != poll.host:
+                continue  # an older coordinator's run, or one that another host was given: not ours to judge
+            complete = all(_take_notice(pen, run.run_id, notice) for notice in report.notices)
+            if complete:
+                _reconcile(pen, run.run_id, report)
+
+
+def _see_host(pen: Pen, poll: Poll) -> None:
+    known = pen.fleet.hosts.get(poll.host)
+    sight = pen.sight.hosts.get(poll.host)
+    boot_id = sight.facts.boot_id if sight and sight.facts else None
+    if known is not None and known.reachable and (boot_id is None or known.boot_id == boot_id):
+        return
+    because = "answers" if known is None else "answers again" if not known.reachable else "was started again: another boot id"
+    body: dict[str, Any] = {"reachable": True} if boot_id is None else {"reachable": True, "boot_id": boot_id}
+    pen.write("host_seen", body, host=poll.host, actor=f"host:{poll.host}", because=because)
+
+
+def judge_silence(pen: Pen) -> None:
+    """A host that has not answered for too long is lost, and so are the runs it may hold."""
+    for name in needed_hosts(pen.fleet):
+        sight, known = pen.sight.hosts.get(name), pen.fleet.hosts.get(name)
+        if sight is None or (known is not None and not known.reachable):
+            continue
+        heard_at = max(sight.asked_since, sight.answered_at or sight.asked_since)
+        silent_seconds = (pen.now - heard_at).total_seconds()
+        if silent_seconds > HOST_SILENT_SECONDS:
+            why = f": {sight.trouble['title']}: {sight.trouble['what']}" if sight.trouble else ""
+            pen.write("host_lost", {"reachable": False}, host=name, because=f"no answer for {silent_seconds:.0f} s{why}")
+    for run in pen.fleet.runs.values():
+        host = pen.fleet.hosts.get(run.host) if run.host else None
+        if run.state in _LOSABLE and host is not None and not host.reachable:
+            pen.move_run(run.run_id, RunState.LOST, f"{host.name} is silent; unreachable is not dead, so nothing is started again")
+
+
+def _take_notice(pen: Pen, run_id: str, notice: Notice) -> bool:
+    """Journal one notice if it is the next one. False when there is a gap: the rest waits for the next poll."""
+    run = pen.run(run_id)
+    if notice.sequence <= run.notices_seen:
+        return True
+    if notice.sequence != run.notices_seen + 1:
+        return False
+    if notice.kind == "state_changed" and _is_well_formed(notice) and _moves(run, notice):
+        to, reason = RunState(notice.body["to"]), _reason(notice.body.get("reason"))
+        detail = str(notice.body.get("detail") or reason or "")
+        pen.move_run(run_id, to, detail, reason=reason, actor=f"host:{run.host}", notice=notice.sequence)
+        return True
+    kind = notice.kind if notice.kind not in _NOTICE_NEEDS or _is_well_formed(notice) else f"malformed {notice.kind}"
+    body = {"notice": notice.sequence, "kind": kind, "body": notice.body}
+    pen.write("noticed", body, run=run_id, host=run.host, actor=f"host:{run.host}", because=_words(notice))
+    return True
+
+
+def _is_well_formed(notice: Notice) -> bool:
+    needs = _NOTICE_NEEDS.get(notice.kind, ())
+    if not all(isinstance(notice.body.get(name), kind) and not isinstance(notice.body.get(name), bool) for name, kind in needs):
+        return False
+    return notice.kind != "state_changed" or notice.body["to"] in RunState._value2member_map_
+
+
+def _moves(run: Run, notice: Notice) -> bool:
+    """Whether the notice changes what is known. A run that waits to be placed again has left that part of its story behind."""
+    to = RunState(notice.body["to"])
+    return run.state not in (RunState.QUEUED, RunState.STAGING) and to in RUN_TRANSITIONS[run.state]
+
+
+def _reason(word: Any) -> Reason | None:
+    return Reason(word) if word in Reason._value2member_map_ else None
+
+
+def _words(notice: Notice) -> str:
+    body = notice.body
+    for name in ("detail", "text", "verdict", "reason"):
+        if body.get(name):
+            return str(body[name])
+    return f"step {body['step']}" if "step" in body else notice.kind
+
+
+def _reconcile(pen: Pen, run_id: str, report: RunReport) -> None:
+    """Correct a state by a fresh look, where no notice tells of it: a lost run found again, an order overtaken by a newer one."""
+    run, look = pen.run(run_id), report.observation
+    if run.state not in ACTIVE:
+        return
+    if look is None:
+        if run.state is RunState.LOST and run.notices_seen == 0:
+            pen.move_run(run_id, RunState.STARTING, f"{run.host} answers again; the start order is sent again", actor=f"host:{run.host}")
+        return
+    if look.state == run.state or not pen.may_move(run_id, look.state):
+        return
+    is_fresh = look.at > run.since + timedelta(seconds=RECONCILE_SECONDS)
+    if run.state is RunState.LOST or is_fresh:
+        because = f"{run.host} answers again" if run.state is RunState.LOST else f"{run.host} sees it so"
+        pen.move_run(run_id, look.state, f"{because}: {look.detail}" if look.detail else because, reason=look.reason, actor=f"host:{run.host}")
+
+
+def find_unstarted(pen: Pen) -> None:
+    """A lost run of which its host, which answers again, has never said anything: its start order may not have arrived."""
+    for poll in pen.sight.polls:
+        reported = {report.run_id for report in poll.reports}
+        for run in pen.fleet.runs.values():
+            never_told = run.notices_seen == 0 and f"start:{run.run_id}" not in pen.sight.acknowledged
+            if run.host == poll.host and run.state is RunState.LOST and never_told and run.run_id not in reported:
+                pen.move_run(run.run_id, RunState.STARTING, f"{run.host} answers again; the start order is sent again", actor=f"host:{run.host}")
+
+
+def read_order_answers(pen: Pen) -> None:
+    """A refused start ends the run with the host's own words; every other fault is tried again."""
+    for done in pen.sight.orders_done:
+        if done.error is None or done.order.order != "start" or done.error.get("error") not in REFUSALS:
+            _note_trouble(pen, done)
+            continue
+        run_id = done.order.run_id
+        text = f"{done.error['title']}: {done.error['what']}"
+        if pen.run(run_id).state in (RunState.STARTING, RunState.LOST):
+            pen.write("order_refused", dict(done.error), run=run_id, host=done.order.host, actor=f"host:{done.order.host}", because=text)
+            pen.move_run(run_id, RunState.FAILED, text, reason=Reason.PREFLIGHT, actor=f"host:{done.order.host}")
+
+
+def _note_trouble(pen: Pen, done: OrderDone) -> None:
+    """Journal the first failure of an order; repeats with the same words stay out of history."""
+    if done.error is None or done.error.get("error") == "HostUnreachable":
+        return
+    earlier = pen.sight.order_troubles.get(done.order.key)
+    if earlier is None or earlier.count <= 1:
+        text = f"{done.error['title']}: {done.error['what']}"
+        pen.write("order_refused", dict(done.error), run=done.order.run_id, host=done.order.host, actor=f"host:{done.order.host}", because=text)

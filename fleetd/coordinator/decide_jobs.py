@@ -1,0 +1,124 @@
+"""What finished jobs mean: each result becomes its event, each failure a retry, a copy given up, or the end of the campaign.
+
+A job is never remembered: what the fleet's state calls for is asked for again each tick until its event is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fleetd.coordinator.pen import Pen
+from fleetd.coordinator.sight import JobDone
+from fleetd.coordinator.targets import AFTER_FREEZE
+from policies.facts import CampaignStage, Reason, RunState
+from policies.lifecycle import SETTLED
+
+COPY_TRIES_MAX = 3
+"""A copy is tried again this often although the host says its bytes are wrong: it may have been caught in the writing."""
+
+COPIES = frozenset({"predictions", "checkpoint"})
+
+
+def read_job_results(pen: Pen) -> None:
+    for done in pen.sight.jobs_done:
+        if done.error is not None:
+            _failed(pen, done)
+        else:
+            _DONE[done.job.kind](pen, done)
+
+
+def fail_campaign(pen: Pen, campaign_id: str, because: str) -> None:
+    """The campaign can't go on. Runs that never started go with it; live ones are left to their deadline and to people."""
+    for run_id in pen.campaign(campaign_id).runs:
+        if pen.run(run_id).state in (RunState.QUEUED, RunState.STAGING):
+            pen.move_run(run_id, RunState.FAILED, because, reason=Reason.PREFLIGHT)
+    if pen.may_stage(campaign_id, CampaignStage.FAILED):
+        pen.move_campaign(campaign_id, CampaignStage.FAILED, because)
+
+
+def _failed(pen: Pen, done: JobDone) -> None:
+    assert done.error is not None
+    job, text = done.job, f"{done.error['title']}: {done.error['what']}"
+    trouble = pen.sight.job_troubles.get(job.key)
+    tries = trouble.count if trouble is not None else 1
+    if job.kind in COPIES and done.is_final:
+        if tries >= COPY_TRIES_MAX:
+            body = {"what": job.kind, "step": job.body["step"], "digest": job.body["digest"]}
+            pen.write("replication_failed", body, run=job.run_id, host=job.host, because=text)
+        return
+    if tries == 1:
+        pen.write("job_failed", {"job": job.key, **done.error}, campaign=job.campaign_id, run=job.run_id, host=job.host, because=text)
+    if done.is_final and job.kind != "report":
+        fail_campaign(pen, job.campaign_id, f"{text}; {done.error['where']}; {done.error['fix']}")
+
+
+def _preflight(pen: Pen, done: JobDone) -> None:
+    if pen.campaign(done.job.campaign_id).stage is CampaignStage.PREFLIGHT:
+        pen.move_campaign(done.job.campaign_id, CampaignStage.STAGING, "hosts answer, roots can be written, interpreters are complete")
+
+
+def _staged(pen: Pen, done: JobDone) -> None:
+    job = done.job
+    if f"{job.host}:{job.body['what']}" not in pen.campaign(job.campaign_id).staged:
+        body = {"digests": done.result["digests"], "rows": done.result.get("rows", {}), "what": job.body["what"]}
+        pen.write("data_staged", body, campaign=job.campaign_id, host=job.host, because=f"every file verified on {job.host}")
+
+
+def _predictions(pen: Pen, done: JobDone) -> None:
+    assert done.job.run_id is not None
+    step, sha256 = done.job.body["step"], done.result.get("sha256", done.job.body["digest"])
+    if not any(each.step == step and each.digest == sha256 for each in pen.run(done.job.run_id).predictions):
+        body = {"step": step, "sha256": sha256, "value": done.result.get("value")}
+        pen.write("predictions_replicated", body, run=done.job.run_id, host=done.job.host, because="verified copy")
+
+
+def _checkpoint(pen: Pen, done: JobDone) -> None:
+    assert done.job.run_id is not None
+    step, digest = done.job.body["step"], done.job.body["digest"]
+    if not any(each.step == step and each.digest == digest for each in pen.run(done.job.run_id).checkpoints):
+        pen.write("checkpoint_replicated", {"step": step, "digest": digest}, run=done.job.run_id, host=done.job.host, because="verified copy")
+
+
+def _selected(pen: Pen, done: JobDone) -> None:
+    campaign = pen.campaign(done.job.campaign_id)
+    if campaign.stage is not CampaignStage.SELECTING or campaign.selection is not None:
+        return
+    record = done.result
+    pen.write("selection_made", record, campaign=campaign.campaign_id, because=str(record["because"]))
+    if record.get("checkpoint_digest") is None:
+        fail_campaign(pen, campaign.campaign_id, f"no checkpoint can be chosen: {record['because']}")
+
+
+def _frozen(pen: Pen, done: JobDone) -> None:
+    campaign = pen.campaign(done.job.campaign_id)
+    if campaign.frozen_digest is None:
+        body = {"frozen_sha256": done.result["frozen_sha256"]}
+        pen.write("selection_frozen", body, campaign=campaign.campaign_id, because="frozen.json and the ledger hold it; it is final")
+        pen.move_campaign(campaign.campaign_id, CampaignStage.FROZEN, "the selection is final; reserved splits may be opened")
+
+
+def _opened(pen: Pen, done: JobDone) -> None:
+    campaign, asked = pen.campaign(done.job.campaign_id), done.job.body
+    if not any(opening["split"] == asked["split"] for opening in campaign.openings):
+        body = {"split": asked["split"], **done.result}
+        pen.write("split_opened", body, campaign=campaign.campaign_id, actor=asked["actor"], because=asked["because"])
+
+
+def _judged(pen: Pen, done: JobDone) -> None:
+    campaign, split = pen.campaign(done.job.campaign_id), done.job.body["split"]
+    if split not in campaign.results:
+        body = {"split": split, "result": done.result["result"]}
+        pen.write("split_judged", body, campaign=campaign.campaign_id, because="recomputed from its predictions")
+
+
+def _reported(pen: Pen, done: JobDone) -> None:
+    campaign = pen.campaign(done.job.campaign_id)
+    is_over = campaign.stage in AFTER_FREEZE or campaign.stage is CampaignStage.FAILED
+    if is_over and all(pen.run(run_id).state in SETTLED or campaign.stage is CampaignStage.FAILED for run_id in campaign.runs):
+        pen.write("report_written", dict(done.result), campaign=campaign.campaign_id, because="the campaign is over")
+
+
+_DONE: dict[str, Callable[[Pen, JobDone], None]] = {
+    "preflight": _preflight, "stage": _staged, "stage_evaluation": _staged, "predictions": _predictions, "collect": _predictions,
+    "checkpoint": _checkpoint, "select": _selected, "freeze": _frozen, "open": _opened, "judge": _judged, "report": _reported,
+}

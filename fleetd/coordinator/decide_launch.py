@@ -1,0 +1,148 @@
+"""Whether a plan can be launched now: time, names, hosts and memory are judged before anything of it becomes history."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from fleetd.campaign import HostPlan, Plan
+from fleetd.coordinator.decide_hosts import needed_hosts
+from fleetd.coordinator.pen import Pen
+from fleetd.coordinator.sight import HostSight, Request
+from fleetd.coordinator.specs import EVALUATE_PREFIX
+from fleetd.coordinator.targets import is_over
+from fleetd.wire import WireError, decode, encode
+from policies.deadlines import cutoff_at, reserve_seconds
+from policies.errors import HostUnreachable, RequestRefused
+from policies.facts import format_moment, stamp
+from policies.memory import admit
+
+LAUNCH_WAIT_SECONDS = 15.0
+"""How long a launch waits for hosts that have not yet answered, before it is judged by what is known."""
+RUNS_PER_PLAN_MAX = 64
+
+
+def launch(pen: Pen, request: Request) -> None:
+    try:
+        plan = decode(Plan, request.body.get("plan"))
+    except WireError as fault:
+        raise RequestRefused("the plan can't be launched", where="plan", what=str(fault), fix="fleetd check PLAN") from fault
+    final_at = plan.deadline_at or pen.now + timedelta(seconds=plan.deadline_seconds or 0.0)
+    cutoff = cutoff_at(final_at, reserve_seconds(
+        rows=None, seconds_per_row=None, minimum_seconds=plan.reserve.minimum_seconds, factor=plan.reserve.factor,
+        margin_seconds=plan.reserve.margin_seconds,
+    ))
+    _check_plan(pen, plan, final_at, cutoff)
+    if not _hosts_known(pen, plan, request):
+        pen.keep(request)
+        return
+    _check_hosts(pen, plan)
+    campaign_id = _new_id(pen, plan)
+    actor = str(request.body.get("actor") or "user")
+    resolved = replace(plan, deadline_at=final_at)
+    body = {
+        "plan": encode(resolved), "plan_text": str(request.body.get("plan_text") or ""), "final_at": format_moment(final_at),
+        "cutoff_at": format_moment(cutoff),
+    }
+    because = f"{len(plan.candidates)} candidates, final deadline {format_moment(final_at)}"
+    pen.write("campaign_launched", body, campaign=campaign_id, actor=actor, because=because)
+    for candidate in plan.candidates:
+        run_id = f"{campaign_id}-{candidate.name}"
+        pen.write("run_added", {"candidate": candidate.name, "kind": candidate.kind.value}, campaign=campaign_id, run=run_id, actor=actor)
+    pen.answer(request, {"campaign_id": campaign_id, "runs": list(pen.campaign(campaign_id).runs)})
+
+
+def _check_plan(pen: Pen, plan: Plan, final_at: datetime, cutoff: datetime) -> None:
+    where = f"plan {plan.name}"
+    if pen.sight.journal_health != "ok":
+        raise RequestRefused(
+            "nothing can be launched now", where="the coordinator's journal", what=pen.sight.journal_health,
+            fix="free space on its disk, then launch again",
+        )
+    for campaign in pen.fleet.campaigns.values():
+        if campaign.plan.name == plan.name and campaign.plan.plan_sha256 == plan.plan_sha256 and not is_over(campaign):
+            what = f"campaign {campaign.campaign_id} was launched from it and is {campaign.stage}"
+            fix = f"fleetd status {campaign.campaign_id}   (or fleetd stop {campaign.campaign_id})"
+            raise RequestRefused("this plan is already under way", where=where, what=what, fix=fix)
+    if final_at <= pen.now:
+        what = f"the deadline {format_moment(final_at)} lies {_span(pen.now, final_at)} in the past"
+        raise RequestRefused("the deadline is already past", where=where, what=what, fix="give a later deadline in the plan, then launch again")
+    if cutoff <= pen.now:
+        reserved = f"the reserve keeps the last {plan.reserve.minimum_seconds:.0f} s of it for evaluation"
+        what = f"the deadline is {_span(final_at, pen.now)} away, and {reserved}"
+        raise RequestRefused("no time is left for training", where=where, what=what, fix="give a later deadline or a smaller reserve.minimum")
+    names = [candidate.name for candidate in plan.candidates]
+    clash = next((name for name in names if names.count(name) > 1 or name.startswith(EVALUATE_PREFIX)), None)
+    if clash is not None or not names or len(names) > RUNS_PER_PLAN_MAX:
+        counted = f"it has {len(names)} candidates, 1 to {RUNS_PER_PLAN_MAX} are possible"
+        what = counted if clash is None else f"candidate name {clash!r} occurs twice or starts with {EVALUATE_PREFIX!r}"
+        raise RequestRefused("the candidates can't be told apart", where=where, what=what, fix="give each candidate its own name, then launch again")
+    for host in plan.hosts:
+        _check_known_host(pen, host)
+
+
+def _check_known_host(pen: Pen, host: HostPlan) -> None:
+    for name, other in needed_hosts(pen.fleet).items():
+        if (name == host.name) != ((other.transport, other.root) == (host.transport, host.root)):
+            what = f"a campaign under way knows {name} as {other.transport}:{other.root}, here {host.name} is {host.transport}:{host.root}"
+            fix = "use the same name and root for the same machine in both plans"
+            raise RequestRefused("two names for one host", where=f"host {host.name}", what=what, fix=fix)
+
+
+def _hosts_known(pen: Pen, plan: Plan, request: Request) -> bool:
+    """Whether every host of the plan has answered, or has had its time to. Asks for a session with each."""
+    for host in plan.hosts:
+        pen.need_host(host)
+    sights = [pen.sight.hosts.get(host.name) for host in plan.hosts]
+    if all(sight is not None and sight.facts is not None for sight in sights):
+        return True
+    if (pen.now - request.received_at).total_seconds() < LAUNCH_WAIT_SECONDS:
+        return False
+    silent = [(host, sight) for host, sight in zip(plan.hosts, sights, strict=True) if sight is None or sight.facts is None]
+    if len(silent) == len(plan.hosts):
+        host, sight = silent[0]
+        trouble = sight.trouble if sight is not None and sight.trouble else {}
+        what = f"{trouble['title']}: {trouble['what']}" if trouble else f"no answer in {LAUNCH_WAIT_SECONDS:.0f} s"
+        fix = trouble.get("fix", f"see daemon.log, then fleetd doctor {host.name}")
+        raise HostUnreachable(f"host {host.name} does not answer", where=f"{host.transport}:{host.root}", what=what, fix=fix)
+    return True
+
+
+def _check_hosts(pen: Pen, plan: Plan) -> None:
+    known = {host.name: (host, pen.sight.hosts[host.name]) for host in plan.hosts if pen.sight.hosts.get(host.name)}
+    for host, sight in known.values():
+        if sight.facts is not None and not sight.facts.root_writable:
+            what, fix = f"its root {host.root} can't be written", f"make {host.root} writable for the user that fleetd runs as"
+            raise RequestRefused(f"host {host.name} can't be used", where=f"{host.name}:{host.root}", what=what, fix=fix)
+    for candidate in plan.candidates:
+        options = [known[name] for name in known if candidate.host in ("any", name)]
+        verdicts = [_fits(host, sight, candidate.memory_host_bytes, candidate.memory_accelerator_bytes) for host, sight in options]
+        if verdicts and all(text is not None for text in verdicts):
+            what = "; ".join(f"{host.name}: {text}" for (host, _), text in zip(options, verdicts, strict=True))
+            raise RequestRefused(
+                f"candidate {candidate.name} fits no host", where=f"plan {plan.name}, candidate {candidate.name}", what=what,
+                fix="give it a smaller memory_cap, or a host with more memory",
+            )
+
+
+def _fits(host: HostPlan, sight: HostSight, host_bytes: int, accelerator_bytes: int) -> str | None:
+    """Why the cap could never fit this host, or None when it could or nobody knows yet."""
+    if sight.facts is None:
+        return None
+    verdict = admit(
+        capacity_bytes=host.capacity_bytes or sight.facts.memory_total_bytes, floor_bytes=host.floor_bytes, available_bytes=None, committed=(),
+        asked_bytes=host_bytes + (accelerator_bytes if sight.facts.accelerators else 0),
+    )
+    return None if verdict.possible else verdict.text
+
+
+def _new_id(pen: Pen, plan: Plan) -> str:
+    """Ids are counted, never drawn: the second launch of a name within one second gets -2."""
+    base = f"{stamp(pen.now)}-{plan.name}"
+    taken = sum(1 for known in pen.fleet.campaigns if known == base or known.startswith(f"{base}-"))
+    return base if not taken else f"{base}-{taken + 1}"
+
+
+def _span(later: datetime, earlier: datetime) -> str:
+    seconds = abs((later - earlier).total_seconds())
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

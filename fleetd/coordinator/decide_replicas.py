@@ -1,0 +1,90 @@
+"""Which copies of a run's work must lie with the coordinator, so that a silent host can't hold the campaign hostage.
+
+Predictions of every validation; of the checkpoints the unchanged base, the latest, the lowest claim, and the incumbent of the
+selection rule, which may be an earlier one than the lowest.
+"""
+
+from __future__ import annotations
+
+from fleetd.coordinator.pen import Pen
+from fleetd.coordinator.sight import Job
+from fleetd.fleet import Campaign, Run, Saved, Validated
+from policies.facts import RunKind
+from policies.lifecycle import SETTLED
+from policies.selection import better_than_incumbent
+
+
+def ask_for_copies(pen: Pen, campaign_id: str) -> None:
+    campaign = pen.campaign(campaign_id)
+    for run_id in campaign.runs:
+        run = pen.run(run_id)
+        if run.host is not None and run.spec is not None and run.spec.contract and _answers(pen, run.host):
+            for job in _missing(run, campaign):
+                pen.start(job)
+
+
+def has_every_copy(pen: Pen, run: Run) -> bool:
+    """Whether nothing more of this run is to be copied, or nothing can be: its host is silent."""
+    campaign = pen.campaign(run.campaign_id)
+    if run.host is None or run.spec is None or not run.spec.contract or run.kind is not RunKind.TRAIN:
+        return True
+    if not _answers(pen, run.host):
+        return True
+    return not _missing(run, campaign) and run.state in SETTLED
+
+
+def verified(pen: Pen, campaign: Campaign, digest: str) -> bool:
+    """Whether a verified copy of the checkpoint with this digest lies in the campaign's store."""
+    return any(copy.digest == digest for run_id in campaign.runs for copy in pen.run(run_id).checkpoints)
+
+
+def wanted_checkpoints(run: Run, minimum_improvement: float, chosen: frozenset[str] = frozenset()) -> list[Saved]:
+    """The checkpoints of `run` to keep a copy of, newest last; one for each digest."""
+    if not run.saved:
+        return []
+    claims = _claims(run)
+    steps = {0, run.saved[-1].step}
+    if claims:
+        steps.add(min(claims, key=lambda claim: (claim.value, claim.step)).step)
+        steps.add(_incumbent(claims, minimum_improvement))
+    wanted = {saved.digest: saved for saved in run.saved if saved.step in steps or saved.digest in chosen}
+    return sorted(wanted.values(), key=lambda saved: saved.step)
+
+
+def _answers(pen: Pen, host: str) -> bool:
+    known = pen.fleet.hosts.get(host)
+    return known is not None and known.reachable
+
+
+def _missing(run: Run, campaign: Campaign) -> list[Job]:
+    given_up = {(fault["what"], fault["digest"]) for fault in run.faults}
+    copied = {("predictions", copy.digest) for copy in run.predictions} | {("checkpoint", copy.digest) for copy in run.checkpoints}
+    selection = campaign.selection or {}
+    chosen = frozenset({selection.get("checkpoint_digest") or "", selection.get("base_checkpoint_digest") or ""})
+    asked = [("predictions", each.step, each.sha256) for each in _newest_claims(run)]
+    asked += [("checkpoint", each.step, each.digest) for each in wanted_checkpoints(run, campaign.plan.selection.minimum_improvement, chosen)]
+    return [
+        Job(
+            key=f"{what}:{run.run_id}:{step}:{digest[:12]}", kind=what, campaign_id=run.campaign_id, run_id=run.run_id, host=run.host,
+            body={"step": step, "digest": digest},
+        )
+        for what, step, digest in asked if (what, digest) not in given_up | copied
+    ]
+
+
+def _newest_claims(run: Run) -> list[Validated]:
+    """The last word on each step: a resume that repeats a validation leaves the newer file on disk."""
+    return [each for each in {each.step: each for each in run.validated}.values() if each.sha256]
+
+
+def _claims(run: Run) -> list[Validated]:
+    return sorted((each for each in _newest_claims(run) if each.value is not None), key=lambda each: each.step)
+
+
+def _incumbent(claims: list[Validated], minimum_improvement: float) -> int:
+    best = claims[0]
+    for each in claims[1:]:
+        assert best.value is not None and each.value is not None
+        if better_than_incumbent(each.value, best.value, minimum_improvement):
+            best = each
+    return best.step

@@ -1,0 +1,111 @@
+"""What people ask for: launch, stop, resume, open. Each request is granted as events or refused in three lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fleetd.coordinator.decide_launch import launch
+from fleetd.coordinator.pen import Pen
+from fleetd.coordinator.sight import Request
+from fleetd.coordinator.specs import role, wish
+from fleetd.coordinator.targets import AFTER_FREEZE, find_campaign, find_runs
+from fleetd.fleet import Run
+from fleetd.model import WantOrder
+from fleetd.wire import encode
+from policies.errors import ExplainedError, FreezeRefused, NotFound, RequestRefused
+from policies.facts import RESERVED_SPLITS, CampaignStage, Reason, RunKind, RunState, Split, StopMode, Want, format_moment
+from policies.lifecycle import FINAL, SETTLED
+
+
+def read_requests(pen: Pen) -> None:
+    kinds: dict[str, Callable[[Pen, Request], None]] = {"launch": launch, "stop": _stop, "resume": _resume, "open": _open}
+    for request in pen.sight.requests:
+        try:
+            kinds[request.kind](pen, request)
+        except ExplainedError as error:
+            pen.refuse(request, error)
+
+
+def _stop(pen: Pen, request: Request) -> None:
+    mode, actor = StopMode(str(request.body.get("mode") or "graceful")), str(request.body.get("actor") or "user")
+    stopped: list[str] = []
+    for run_id in find_runs(pen.fleet, str(request.body.get("target") or "")):
+        run = pen.run(run_id)
+        if run.state in SETTLED:
+            continue
+        stopped.append(run_id)
+        if run.state in (RunState.QUEUED, RunState.STAGING):
+            pen.move_run(run_id, RunState.STOPPED, "stopped before it was started", reason=Reason.USER, actor=actor)
+            if run.spec is None:
+                continue
+        _want(pen, run, Want.STOP, mode, actor)
+    if not stopped and request.body.get("target") != "all":
+        raise RequestRefused(
+            "nothing to stop", where=str(request.body.get("target")), what="every run of it has already come to rest",
+            fix="fleetd status   (shows where each run is)",
+        )
+    pen.answer(request, {"runs": stopped})
+
+
+def _want(pen: Pen, run: Run, want: Want, mode: StopMode, actor: str) -> None:
+    before = wish(run, pen.campaign(run.campaign_id))
+    if before.want is want and before.mode is mode and want is Want.STOP:
+        return  # asked before: the order is on its way already
+    order = WantOrder(sequence=before.sequence + 1, want=want, mode=mode, reason=Reason.USER, actor=actor, at=pen.now)
+    words = f"{want} {mode}" if want is Want.STOP else want.value
+    pen.write("want_changed", {"want": encode(order)}, run=run.run_id, host=run.host, actor=actor, because=words)
+
+
+def _resume(pen: Pen, request: Request) -> None:
+    target, actor = str(request.body.get("target") or ""), str(request.body.get("actor") or "user")
+    runs = [pen.run(run_id) for run_id in find_runs(pen.fleet, target)]
+    resting = [run for run in runs if run.state in (RunState.STOPPED, RunState.HELD)]
+    if not resting:
+        going = [run.candidate for run in runs if run.state not in FINAL]
+        what = f"still under way: {', '.join(going)}" if going else "its runs are finished or failed, and that is final"
+        fix = "fleetd wait until it has stopped, then resume" if going else "launch a new campaign"
+        raise RequestRefused("nothing to resume", where=target, what=what, fix=fix)
+    for run in resting:
+        _check_resumable(pen, run)
+    for run in resting:
+        if run.spec is not None:
+            _want(pen, run, Want.RUN, StopMode.GRACEFUL, actor)
+        to = RunState.STARTING if run.state is RunState.HELD else RunState.QUEUED
+        pen.move_run(run.run_id, to, "resumed", actor=actor)
+    for campaign_id in dict.fromkeys(run.campaign_id for run in resting):
+        if pen.campaign(campaign_id).stage is CampaignStage.STOPPED:
+            pen.move_campaign(campaign_id, CampaignStage.TRAINING, f"{actor} resumed it", actor=actor)
+    pen.answer(request, {"runs": [run.run_id for run in resting]})
+
+
+def _check_resumable(pen: Pen, run: Run) -> None:
+    campaign = pen.campaign(run.campaign_id)
+    if run.kind is RunKind.TRAIN and campaign.stage in AFTER_FREEZE:
+        what = "its selection is frozen: a longer training could not take part any more"
+        raise FreezeRefused(f"{run.candidate} can't be resumed", where=f"campaign {campaign.campaign_id}", what=what, fix="launch a new campaign")
+    limit = campaign.final_at if run.kind is RunKind.EVALUATE else campaign.cutoff_at
+    if pen.now >= limit or campaign.stage in (CampaignStage.SELECTING, CampaignStage.FAILED):
+        what = f"its deadline {format_moment(limit)} has passed" if pen.now >= limit else f"the campaign is {campaign.stage}"
+        fix = "launch a new campaign; a resume never moves a deadline"
+        raise RequestRefused(f"{run.candidate} can't be resumed", where=f"campaign {campaign.campaign_id}", what=what, fix=fix)
+
+
+def _open(pen: Pen, request: Request) -> None:
+    campaign = find_campaign(pen.fleet, str(request.body.get("campaign") or ""))
+    assert campaign is not None
+    actor, because = str(request.body.get("actor") or "user"), str(request.body.get("because") or "")
+    word = str(request.body.get("split") or "")
+    where = f"campaign {campaign.campaign_id}, split {word}"
+    if word not in RESERVED_SPLITS or role(campaign, Split(word)) is None:
+        names = [each.split.value for each in campaign.plan.data if each.split in RESERVED_SPLITS]
+        what = f"it registered {', '.join(names) or 'none'}"
+        raise NotFound(f"{word!r} is no reserved split of this campaign", where=where, what=what, fix="name one of those")
+    if campaign.frozen_digest is None:
+        what = f"the campaign is {campaign.stage}: no selection is frozen yet"
+        raise FreezeRefused(f"{word} stays closed", where=where, what=what, fix="wait until it is frozen; fleetd status shows the stage")
+    wanted = (*(split.value for split in campaign.plan.after_freeze.evaluate), *campaign.asked)
+    if word in wanted:
+        what = "it was opened and judged already" if word in campaign.results else "it is being opened and judged already"
+        raise FreezeRefused(f"{word} is not opened twice", where=where, what=what, fix=f"fleetd report {campaign.campaign_id}   (shows its figures)")
+    pen.write("open_asked", {"split": word}, campaign=campaign.campaign_id, actor=actor, because=because)
+    pen.answer(request, {"campaign_id": campaign.campaign_id, "split": word})

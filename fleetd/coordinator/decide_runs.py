@@ -1,0 +1,155 @@
+"""Where a queued run goes, and which orders a placed one still needs.
+
+Placing is journaled with the whole RunSpec before any order is sent. Orders are derived from the difference between the Fleet and
+what hosts have acknowledged, so that a restarted coordinator sends what may be missing again: harmless twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fleetd.campaign import HostPlan
+from fleetd.coordinator.pen import Pen
+from fleetd.coordinator.sight import Job, Order
+from fleetd.coordinator.specs import asked_bytes, build_spec, build_task, candidate_of, host_plan, split_of, wish
+from fleetd.coordinator.targets import AFTER_FREEZE
+from fleetd.fleet import Campaign, Run
+from fleetd.model import CutoffOrder
+from fleetd.wire import encode
+from policies.facts import CampaignStage, RunKind, RunState
+from policies.lifecycle import ACTIVE
+from policies.memory import Admission, admit
+
+_HOLDS_MEMORY = ACTIVE | {RunState.STAGING}
+
+
+def place_runs(pen: Pen) -> None:
+    """Place queued runs in the order of their campaigns and candidates; a run that can't be placed says what it waits for."""
+    for campaign_id in pen.fleet.campaigns:
+        stage = pen.campaign(campaign_id).stage
+        for run_id in pen.campaign(campaign_id).runs:
+            run = pen.run(run_id)
+            is_time = stage is CampaignStage.TRAINING if run.kind is RunKind.TRAIN else stage in AFTER_FREEZE
+            if run.state is RunState.QUEUED and is_time:
+                _place(pen, run)
+
+
+def committed(pen: Pen, host: str) -> tuple[tuple[str, int], ...]:
+    """What the runs that are not settled hold on a host, over all campaigns: (candidate, bytes)."""
+    return tuple(
+        (run.candidate, asked_bytes(pen.campaign(run.campaign_id), run, has_accelerator=_has_accelerator(pen, host)))
+        for run in pen.fleet.runs.values() if run.host == host and run.state in _HOLDS_MEMORY
+    )
+
+
+def _place(pen: Pen, run: Run) -> None:
+    campaign = pen.campaign(run.campaign_id)
+    waits: list[str] = []
+    options: list[tuple[int, str, str]] = []
+    for host in _options(campaign, run):
+        held_up = _held_up(pen, campaign, run, host)
+        if held_up is not None:
+            waits.append(held_up)
+            continue
+        verdict = _admission(pen, campaign, run, host)
+        if verdict.admitted:
+            options.append((-_free_bytes(pen, host), host.name, verdict.text))
+        else:
+            waits.append(f"memory on {host.name}: {verdict.text}")
+    if not options:
+        because = f"waits for {'; '.join(waits)}"
+        if run.detail != because:
+            pen.write("run_waits", run=run.run_id, because=because)
+        return
+    _, name, text = min(options, key=lambda option: option[0])
+    _start(pen, run, host_plan(campaign, name), text)
+
+
+def _options(campaign: Campaign, run: Run) -> list[HostPlan]:
+    """Where a run may go: where it has been already, else where the plan says. An evaluation follows the selected run's data."""
+    if run.host is not None:
+        return [host_plan(campaign, run.host)]
+    if run.kind is RunKind.EVALUATE:
+        return list(campaign.plan.hosts)
+    wanted = candidate_of(campaign, run).host
+    return [host for host in campaign.plan.hosts if wanted in ("any", host.name)]
+
+
+def _held_up(pen: Pen, campaign: Campaign, run: Run, host: HostPlan) -> str | None:
+    """What a run waits for on this host, other than memory. Asks for the data of an evaluation on the way."""
+    known = pen.fleet.hosts.get(host.name)
+    sight = pen.sight.hosts.get(host.name)
+    if known is None or not known.reachable or sight is None or sight.facts is None:
+        return f"host {host.name}: it does not answer"
+    if known.drained:
+        return f"host {host.name}: it is drained"
+    stuck = [other.candidate for other in pen.fleet.runs.values() if other.host == host.name and other.state is RunState.STUCK]
+    if stuck:
+        return f"host {host.name}: {stuck[0]} is stuck there"
+    if f"{host.name}:campaign" not in campaign.staged:
+        return f"data on {host.name}"
+    if run.kind is not RunKind.EVALUATE or f"{host.name}:{run.candidate}" in campaign.staged:
+        return None
+    body = {"what": run.candidate, "split": split_of(run).value}
+    key = f"stage:{run.run_id}:{host.name}"
+    pen.start(Job(key=key, kind="stage_evaluation", campaign_id=campaign.campaign_id, run_id=run.run_id, host=host.name, body=body))
+    return f"data on {host.name}"
+
+
+def _admission(pen: Pen, campaign: Campaign, run: Run, host: HostPlan) -> Admission:
+    return admit(
+        capacity_bytes=_capacity_bytes(pen, host), floor_bytes=host.floor_bytes, available_bytes=pen.sight.hosts[host.name].memory_available_bytes,
+        committed=committed(pen, host.name), asked_bytes=asked_bytes(campaign, run, has_accelerator=_has_accelerator(pen, host.name)),
+    )
+
+
+def _free_bytes(pen: Pen, host: HostPlan) -> int:
+    return _capacity_bytes(pen, host) - host.floor_bytes - sum(amount for _, amount in committed(pen, host.name))
+
+
+def _capacity_bytes(pen: Pen, host: HostPlan) -> int:
+    facts = pen.sight.hosts[host.name].facts
+    assert facts is not None
+    return host.capacity_bytes or facts.memory_total_bytes
+
+
+def _has_accelerator(pen: Pen, host: str) -> bool:
+    sight = pen.sight.hosts.get(host)
+    return bool(sight and sight.facts and sight.facts.accelerators)
+
+
+def _start(pen: Pen, run: Run, host: HostPlan, text: str) -> None:
+    """Two-phase start: the intent with the whole order is history before the order leaves."""
+    campaign = pen.campaign(run.campaign_id)
+    if run.spec is None:
+        spec = build_spec(campaign, run, host, owner=pen.sight.owner, python=pen.sight.python, now=pen.now)
+        pen.write("run_placed", {"spec": encode(spec)}, run=run.run_id, host=host.name, because=text)
+    pen.move_run(run.run_id, RunState.STAGING, f"placed on {host.name}: {text}")
+    pen.move_run(run.run_id, RunState.STARTING, f"the start order goes to {host.name}")
+
+
+def send_orders(pen: Pen) -> None:
+    for run in pen.fleet.runs.values():
+        host = pen.fleet.hosts.get(run.host) if run.host else None
+        if run.spec is not None and run.state in ACTIVE and host is not None and host.reachable:
+            _send_for(pen, run)
+
+
+def _send_for(pen: Pen, run: Run) -> None:
+    assert run.spec is not None and run.host is not None
+    campaign = pen.campaign(run.campaign_id)
+    wanted = wish(run, campaign)
+    start = f"start:{run.run_id}"
+    if run.notices_seen == 0 and start not in pen.sight.acknowledged:
+        task = build_task(campaign, run, host_plan(campaign, run.host))
+        body: dict[str, Any] = {"spec": encode(run.spec), "task": task, "want": encode(wanted)}
+        pen.send(Order(key=start, host=run.host, order="start", run_id=run.run_id, body=body))
+        return
+    if wanted.sequence > 1:
+        body = {"run_id": run.run_id, "want": encode(wanted)}
+        pen.send(Order(key=f"want:{run.run_id}:{wanted.sequence}", host=run.host, order="want", run_id=run.run_id, body=body))
+    deadline = run.spec.deadline
+    if run.kind is RunKind.TRAIN and deadline is not None and campaign.cutoff_at < deadline.cutoff_at:
+        cutoff = CutoffOrder(sequence=campaign.cutoff_moves, cutoff_at=campaign.cutoff_at, because="evaluation needs more time than was reserved")
+        body = {"run_id": run.run_id, "cutoff": encode(cutoff)}
+        pen.send(Order(key=f"cutoff:{run.run_id}:{cutoff.sequence}", host=run.host, order="cutoff", run_id=run.run_id, body=body))

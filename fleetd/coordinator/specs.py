@@ -1,0 +1,129 @@
+"""The order for a run, made from the plan and the staged digests alone: the same facts always give the same RunSpec and task.
+
+A trainer of ours gets `-m trainer` with the release on its path; a user's own command gets its argv as it stands in the plan and
+nothing of ours on any path.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from fleetd.campaign import CandidatePlan, DataRole, HostPlan
+from fleetd.fleet import Campaign, Run
+from fleetd.model import Caps, DeadlineTerms, Owner, RunSpec, WantOrder
+from fleetd.paths import HostPaths
+from policies.facts import RunKind, Split, Want
+
+EVALUATE_PREFIX = "evaluate-"
+SELECTED, BASE = "selected", "base"
+
+
+def candidate_of(campaign: Campaign, run: Run) -> CandidatePlan:
+    """The plan's line for a training run."""
+    return next(candidate for candidate in campaign.plan.candidates if candidate.name == run.candidate)
+
+
+def host_plan(campaign: Campaign, name: str) -> HostPlan:
+    return next(host for host in campaign.plan.hosts if host.name == name)
+
+
+def role(campaign: Campaign, split: Split) -> DataRole | None:
+    return next((each for each in campaign.plan.data if each.split == split), None)
+
+
+def split_of(run: Run) -> Split:
+    """The reserved split that an evaluation run judges."""
+    assert run.kind is RunKind.EVALUATE and run.candidate.startswith(EVALUATE_PREFIX)
+    return Split(run.candidate[len(EVALUATE_PREFIX):])
+
+
+def asked_bytes(campaign: Campaign, run: Run, *, has_accelerator: bool) -> int:
+    """Bytes that admission counts for a run: the host part, and the accelerator part where the host has one."""
+    caps = _caps(campaign, run, floor_bytes=0)
+    return caps.host_bytes + (caps.accelerator_bytes if has_accelerator else 0)
+
+
+def build_spec(campaign: Campaign, run: Run, host: HostPlan, *, owner: Owner, python: str, now: datetime) -> RunSpec:
+    """The order to place `run` on `host` now."""
+    deadline = DeadlineTerms(final_at=campaign.final_at, cutoff_at=campaign.cutoff_at)
+    caps = _caps(campaign, run, floor_bytes=host.floor_bytes)
+    release = campaign.digests["release"]
+    ours = _our_environment(host, release)
+    interpreter = host.python or python
+    if run.kind is RunKind.EVALUATE:
+        return RunSpec(
+            run_id=run.run_id, campaign_id=campaign.campaign_id, candidate=run.candidate, kind=run.kind, owner=owner, created_at=now,
+            argv=(interpreter, "-m", "trainer", "evaluate"), environment=ours, release_digest=release, caps=caps,
+            deadline=DeadlineTerms(final_at=campaign.final_at, cutoff_at=campaign.final_at), digests=_digests(campaign, split_of(run)),
+        )
+    candidate = candidate_of(campaign, run)
+    contract = candidate.command is None
+    argv = (interpreter, "-m", "trainer", "train") if candidate.command is None else candidate.command
+    return RunSpec(
+        run_id=run.run_id, campaign_id=campaign.campaign_id, candidate=run.candidate, kind=run.kind, owner=owner, created_at=now,
+        argv=argv, environment={**ours, **candidate.environment} if contract else dict(candidate.environment),
+        working_directory=candidate.working_directory, signal=candidate.signal, contract=contract, release_digest=release, caps=caps,
+        deadline=deadline, stop=candidate.stop, restarts=candidate.restarts, stall=candidate.stall, on_reboot=candidate.on_reboot,
+        digests=_digests(campaign, Split.VALIDATION),
+    )
+
+
+def build_task(campaign: Campaign, run: Run, host: HostPlan) -> dict[str, Any] | None:
+    """task.json of our trainer, with every path as it lies on `host`. None for a user's command."""
+    if run.kind is RunKind.EVALUATE:
+        return _evaluation_task(campaign, split_of(run), host)
+    candidate = candidate_of(campaign, run)
+    if candidate.task is None:
+        return None
+    given = dict(candidate.task.get("data", {}))
+    staged = [split for split in (Split.TRAIN, Split.VALIDATION) if role(campaign, split)]
+    data = {split.value: {**given.get(split.value, {}), **_data(campaign, split, host)} for split in staged}
+    return {"schema": 1, "task": "language_model", **candidate.task, "data": {**given, **data}}
+
+
+def wish(run: Run, campaign: Campaign) -> WantOrder:
+    """What is wished of a run: the newest order, or the first one, to run."""
+    return run.want or WantOrder(sequence=1, want=Want.RUN, actor="coordinator", at=campaign.launched_at)
+
+
+def _evaluation_task(campaign: Campaign, split: Split, host: HostPlan) -> dict[str, Any]:
+    models = HostPaths(Path(host.root)).models
+    selection = campaign.selection or {}
+    digests = {SELECTED: selection["checkpoint_digest"], BASE: selection["base_checkpoint_digest"]}
+    trained = next((each.task for each in campaign.plan.candidates if each.name == selection["candidate"]), None) or {}
+    taken: dict[str, Any] = {key: trained[key] for key in ("window", "batch", "threads", "device", "precision") if key in trained}
+    return {
+        "schema": 1, "task": "evaluate_language_model", "split": split.value, **taken, **campaign.plan.after_freeze.settings,
+        "data": {each.value: _data(campaign, each, host) for each in (Split.TRAIN, split) if role(campaign, each)},
+        "models": {name: {"path": str(models / digest), "digest": digest} for name, digest in digests.items()},
+    }
+
+
+def _data(campaign: Campaign, split: Split, host: HostPlan) -> dict[str, Any]:
+    found = role(campaign, split)
+    assert found is not None
+    digest = campaign.digests[split.value]
+    described = {"path": str(HostPaths(Path(host.root)).datasets / digest), "digest": digest, "split": found.shard_split or split.value}
+    limit = found.tokens_per_document_max
+    return described if limit is None else {**described, "tokens_per_document_max": limit}
+
+
+def _caps(campaign: Campaign, run: Run, *, floor_bytes: int) -> Caps:
+    if run.kind is RunKind.EVALUATE:
+        amount = campaign.plan.after_freeze.memory_host_bytes
+        return Caps(host_bytes=amount, accelerator_bytes=amount, floor_bytes=floor_bytes)
+    candidate = candidate_of(campaign, run)
+    return Caps(
+        host_bytes=candidate.memory_host_bytes, accelerator_bytes=candidate.memory_accelerator_bytes, floor_bytes=floor_bytes,
+        demand=candidate.memory_demand,
+    )
+
+
+def _digests(campaign: Campaign, scored: Split) -> dict[str, str]:
+    return {name: campaign.digests[name] for name in (Split.TRAIN.value, scored.value, "release") if name in campaign.digests}
+
+
+def _our_environment(host: HostPlan, release: str) -> dict[str, str]:
+    return {"PYTHONPATH": str(HostPaths(Path(host.root)).releases / release), "PYTHONSAFEPATH": "1"}

@@ -1,0 +1,59 @@
+"""What a person means by a target: an id, a campaign's name, a candidate's name, or an unambiguous prefix of an id."""
+
+from __future__ import annotations
+
+from fleetd.fleet import Campaign, Fleet
+from policies.errors import NotFound
+from policies.facts import CampaignStage
+
+NAMES_LISTED_MAX = 5
+
+OVER = frozenset({CampaignStage.FAILED, CampaignStage.EVALUATED})
+AFTER_FREEZE = frozenset({CampaignStage.FROZEN, CampaignStage.EVALUATED})
+
+
+def is_over(campaign: Campaign) -> bool:
+    """Whether nothing will happen by itself any more."""
+    return campaign.stage in OVER or (campaign.stage is CampaignStage.FROZEN and not campaign.plan.after_freeze.evaluate)
+
+
+def find_runs(fleet: Fleet, target: str) -> tuple[str, ...]:
+    """The runs that `target` names: a run, a campaign or a candidate, by id, name or unambiguous prefix; `all` is every live campaign's.
+
+    NotFound says what there is.
+    """
+    if target == "all":
+        return tuple(run_id for campaign in fleet.campaigns.values() if not is_over(campaign) for run_id in campaign.runs)
+    if target in fleet.runs:
+        return (target,)
+    campaign = find_campaign(fleet, target, or_none=True)
+    if campaign is not None:
+        return campaign.runs
+    named = [run for run in fleet.runs.values() if run.candidate == target]
+    live = [run for run in named if not is_over(fleet.campaigns[run.campaign_id])] or named
+    found = live or [run for run in fleet.runs.values() if run.run_id.startswith(target)]
+    return (_only([run.run_id for run in found], target, "run, candidate or campaign", [*fleet.campaigns]),)
+
+
+def find_campaign(fleet: Fleet, target: str, *, or_none: bool = False) -> Campaign | None:
+    """The campaign with this id, name (the one still going on, else the newest) or unambiguous prefix."""
+    if target in fleet.campaigns:
+        return fleet.campaigns[target]
+    named = [campaign for campaign in fleet.campaigns.values() if campaign.plan.name == target]
+    live = [campaign for campaign in named if not is_over(campaign)]
+    if len(live) == 1 or (named and not live):
+        return (live or named)[-1]
+    found = [campaign.campaign_id for campaign in live] or [each for each in fleet.campaigns if target and each.startswith(target)]
+    if or_none and not found:
+        return None
+    return fleet.campaigns[_only(found, target, "campaign", [*fleet.campaigns])]
+
+
+def _only(found: list[str], target: str, what: str, known: list[str]) -> str:
+    if len(found) == 1:
+        return found[0]
+    if found:
+        meant = f"it could be {', '.join(found[:NAMES_LISTED_MAX])}"
+        raise NotFound(f"{target!r} names more than one {what}", where="fleetd", what=meant, fix="name one of them in full")
+    listed = f"known campaigns: {', '.join(known[-NAMES_LISTED_MAX:])}" if known else "no campaign was ever launched here"
+    raise NotFound(f"there is no {what} {target!r}", where="fleetd", what=listed, fix="fleetd status   (lists every campaign and run)")
