@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
+from typing import NoReturn
 
+import fleetd
+from fleetd.host.rundir import read_spec
 from fleetd.model import RunSpec
+from fleetd.paths import HostPaths, RunPaths
+from policies.facts import ENV_MEMORY_CAP_BYTES, ENV_RESUME, ENV_RUN_DIR, ENV_RUN_ID, ENV_TRAIN_CUTOFF, ENV_TREE_TOKEN
+
+CONTRACT_VARIABLES = (ENV_RUN_DIR, ENV_RUN_ID, ENV_RESUME, ENV_MEMORY_CAP_BYTES, ENV_TRAIN_CUTOFF, ENV_TREE_TOKEN)
+ANSWER_BYTES_MAX = 64
 
 
 def release_folder(root: Path, digest: str) -> Path:
     """`<root>/releases/<digest>` when it exists, else where the running code lies."""
-    raise NotImplementedError
+    staged = HostPaths(root).releases / digest
+    return staged if digest and staged.is_dir() else Path(fleetd.__file__).resolve().parent.parent
 
 
 def program_argv(module: str, *arguments: str) -> tuple[str, ...]:
     """`sys.executable -m fleetd.host.<module> ...`."""
-    raise NotImplementedError
+    return (sys.executable, "-m", f"fleetd.host.{module}", *arguments)
 
 
 def program_environment(root: Path, spec: RunSpec) -> dict[str, str]:
     """Our own environment with PYTHONPATH = the release, without a tree token: for supervisors and shims."""
-    raise NotImplementedError
+    environment = {name: value for name, value in os.environ.items() if name not in CONTRACT_VARIABLES}
+    return {**environment, "PYTHONPATH": str(release_folder(root, spec.release_digest))}
 
 
 def start_supervisor(run_dir: Path) -> int:
@@ -27,4 +39,57 @@ def start_supervisor(run_dir: Path) -> int:
 
     OSError when it could not be executed. Whether it got the run's lock is to be seen in `lock` and heartbeat.json.
     """
-    raise NotImplementedError
+    run_dir = run_dir.resolve()
+    paths = RunPaths(run_dir)
+    environment = program_environment(run_dir.parent.parent, read_spec(paths))
+    return start_detached(program_argv("supervisor", str(run_dir)), environment, paths.supervisor_log)
+
+
+def start_detached(argv: tuple[str, ...], environment: dict[str, str], output: Path) -> int:
+    """Execute `argv` in a session of its own without a parent that waits for it. Returns its pid; OSError when exec failed.
+
+    Two forks: the first child makes the session and ends at once, the second is nobody's child (or that of a subreaper).
+    """
+    log = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    reader, writer = os.pipe()
+    try:
+        child = os.fork()
+        if child == 0:
+            _detach(argv, environment, null, log, writer)
+        os.close(writer)
+        writer = -1
+        os.waitpid(child, 0)
+        return _answer(reader, argv)
+    finally:
+        for descriptor in (log, null, reader, writer):
+            if descriptor >= 0:
+                os.close(descriptor)
+
+
+def _detach(argv: tuple[str, ...], environment: dict[str, str], null: int, log: int, writer: int) -> NoReturn:
+    try:
+        os.setsid()
+        if (grandchild := os.fork()) != 0:
+            os.write(writer, b"pid %d\n" % grandchild)
+            os._exit(0)
+        for source, target in ((null, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        os.chdir("/")
+        os.execve(argv[0], argv, environment)  # noqa: S606  (an exact argv is the point)
+    except OSError as fault:
+        os.write(writer, b"errno %d\n" % (fault.errno or 0))
+    finally:
+        os._exit(127)
+
+
+def _answer(reader: int, argv: tuple[str, ...]) -> int:
+    """The pipe closes at the exec: a pid alone is success, an errno beside it is the reason of the failure."""
+    text = b""
+    while len(text) < ANSWER_BYTES_MAX and (part := os.read(reader, ANSWER_BYTES_MAX)):
+        text += part
+    words = dict(line.split(b" ", 1) for line in text.splitlines())
+    if b"errno" in words or b"pid" not in words:
+        number = int(words.get(b"errno", b"0"))
+        raise OSError(number, os.strerror(number), argv[0])
+    return int(words[b"pid"])

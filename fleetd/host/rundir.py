@@ -5,14 +5,36 @@ Absent files read as None; a damaged one raises WireError that names the path. P
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from fleetd.files import create_record, read_record, sync_folder, write_record
+from fleetd.host.checkpoints import CheckpointClaim as CheckpointClaim
+from fleetd.host.checkpoints import choose_resume as choose_resume
+from fleetd.host.checkpoints import newest_checkpoints as newest_checkpoints
+from fleetd.host.checkpoints import verify_checkpoint as verify_checkpoint
+from fleetd.host.processes import identity_of
+from fleetd.host.tail import LogTail as LogTail
 from fleetd.model import CapPart, CutoffOrder, ExitRecord, Observation, RunSpec, WantOrder
 from fleetd.paths import RunPaths
-from policies.facts import ProcessIdentity
+from fleetd.wire import WireError, decode
+from policies.errors import RequestRefused
+from policies.facts import ProcessIdentity, RunKind
+
+ORDERS_PATIENCE_SECONDS = 5.0
+"""An agent holds the lock on orders for milliseconds; whoever can't get it in this time reports it."""
+LOCK_RETRY_SECONDS = 0.01
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,139 +81,229 @@ class ProgramRecord:
     at: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointClaim:
-    """What a checkpoint's manifest says of itself; `verify_checkpoint` proves it."""
-
-    path: Path
-    step: int
-    digest: str
-    bytes: int
-    at: datetime
-    """When the manifest was written (its mtime)."""
-
-
 def create_run(paths: RunPaths, spec: RunSpec, task: dict[str, Any] | None, want: WantOrder) -> bool:
-    """Create the run directory with its orders, whole or not at all. False when the same spec is already there; RequestRefused for another."""
-    raise NotImplementedError
+    """Create the run directory with its orders, whole or not at all. False when the same order is there already; RequestRefused for another."""
+    if _is_there(paths, spec):
+        return False
+    paths.root.parent.mkdir(parents=True, exist_ok=True)
+    temporary = RunPaths(paths.root.with_name(f".tmp-{paths.root.name}-{os.getpid()}"))
+    shutil.rmtree(temporary.root, ignore_errors=True)
+    try:
+        for folder in (temporary.root, temporary.orders, temporary.attempts, temporary.checkpoints, temporary.evidence):
+            folder.mkdir()
+        write_record(temporary.order, spec)
+        if task is not None:
+            write_record(temporary.task, task)
+        write_record(temporary.want, want)
+        os.rename(temporary.root, paths.root)
+    except OSError as fault:
+        if fault.errno in (errno.ENOTEMPTY, errno.EEXIST) and _is_there(paths, spec):
+            return False
+        raise
+    finally:
+        shutil.rmtree(temporary.root, ignore_errors=True)
+    sync_folder(paths.root.parent)
+    return True
 
 
 def read_spec(paths: RunPaths) -> RunSpec:
-    raise NotImplementedError
+    return decode(RunSpec, read_record(paths.order), str(paths.order))
 
 
 def read_want(paths: RunPaths) -> WantOrder | None:
-    raise NotImplementedError
+    return _read(WantOrder, paths.want)
 
 
 def read_cutoff(paths: RunPaths) -> CutoffOrder | None:
-    raise NotImplementedError
+    return _read(CutoffOrder, paths.cutoff)
 
 
 def apply_want(paths: RunPaths, order: WantOrder) -> tuple[bool, WantOrder]:
     """Under the flock on orders/lock: record it when its sequence is higher. Returns (applied, the order now in force)."""
-    raise NotImplementedError
+    with _orders_locked(paths):
+        current = read_want(paths)
+        if current is not None and order.sequence <= current.sequence:
+            return False, current
+        write_record(paths.want, order)
+        return True, order
 
 
 def apply_cutoff(paths: RunPaths, order: CutoffOrder) -> tuple[bool, CutoffOrder]:
     """Record it only when it is earlier than the one in force (run.json or cutoff.json). Returns (applied, in force)."""
-    raise NotImplementedError
+    spec = read_spec(paths)
+    with _orders_locked(paths):
+        current = read_cutoff(paths)
+        in_force_at = effective_cutoff(spec, current)
+        if in_force_at is None:
+            raise RequestRefused(
+                f"run {spec.run_id} has no deadline to move", where=str(paths.order), what=f"a {spec.kind} run ends when it is told to",
+                fix=f"fleetd stop {spec.run_id}",
+            )
+        if order.cutoff_at >= in_force_at:
+            return False, current or CutoffOrder(sequence=0, cutoff_at=in_force_at, because="run.json")
+        write_record(paths.cutoff, order)
+        return True, order
 
 
 def effective_cutoff(spec: RunSpec, order: CutoffOrder | None) -> datetime | None:
     """The hard deadline of this run: the earlier of run.json and cutoff.json; an evaluation's is the final deadline; a serving run has none."""
-    raise NotImplementedError
+    if spec.deadline is None:
+        return None
+    recorded_at = spec.deadline.final_at if spec.kind is RunKind.EVALUATE else spec.deadline.cutoff_at
+    return recorded_at if order is None else min(recorded_at, order.cutoff_at)
 
 
 def newest_attempt(paths: RunPaths) -> int:
     """The highest attempt number that has a folder, 0 when there is none."""
-    raise NotImplementedError
+    try:
+        names = os.listdir(paths.attempts)
+    except FileNotFoundError:
+        return 0
+    return max((int(name) for name in names if name.isdigit()), default=0)
 
 
 def create_attempt(paths: RunPaths) -> int:
     """Make the folder of the next attempt, exclusively and durably; returns its number. The supervisor then starts the shim."""
-    raise NotImplementedError
+    number = newest_attempt(paths) + 1
+    paths.attempts.mkdir(exist_ok=True)
+    paths.attempt(number).root.mkdir()
+    sync_folder(paths.attempts)
+    return number
 
 
 def is_started(paths: RunPaths, attempt: int) -> bool:
-    raise NotImplementedError
+    return paths.attempt(attempt).started.exists()
+
+
+def mark_started(paths: RunPaths, attempt: int) -> None:
+    """Claim the attempt for the calling shim, once and durably. FileExistsError when it was started before."""
+    os.close(os.open(paths.attempt(attempt).started, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+    sync_folder(paths.attempt(attempt).root)
 
 
 def read_attempt(paths: RunPaths, attempt: int) -> AttemptRecord | None:
-    raise NotImplementedError
+    return _read(AttemptRecord, paths.attempt(attempt).record)
 
 
 def write_attempt(paths: RunPaths, record: AttemptRecord) -> None:
-    raise NotImplementedError
+    write_record(paths.attempt(record.attempt).record, record)
 
 
 def read_exit(paths: RunPaths, attempt: int) -> ExitRecord | None:
-    raise NotImplementedError
+    return _read(ExitRecord, paths.attempt(attempt).exit)
 
 
 def write_exit(paths: RunPaths, record: ExitRecord) -> bool:
     """Write-once and durable. False when an exit was already recorded (the first one rules). OSError on a full disk: try again."""
-    raise NotImplementedError
+    try:
+        create_record(paths.attempt(record.attempt).exit, record)
+    except FileExistsError:
+        return False
+    return True
 
 
 def read_program(path: Path) -> ProgramRecord | None:
     """supervisor.json or shim.json."""
-    raise NotImplementedError
+    return _read(ProgramRecord, path)
 
 
 def write_program(path: Path, at: datetime) -> ProgramRecord:
     """Record the calling process."""
-    raise NotImplementedError
+    record = ProgramRecord(identity=identity_of(os.getpid()), at=at)
+    write_record(path, record)
+    return record
 
 
 def read_heartbeat(paths: RunPaths) -> Heartbeat | None:
-    """None also when it is torn or damaged: a heartbeat is a look, not history."""
-    raise NotImplementedError
+    """None also when it is damaged: a heartbeat is a look, not history."""
+    try:
+        return _read(Heartbeat, paths.heartbeat)
+    except (OSError, WireError):
+        return None
 
 
 def write_heartbeat(paths: RunPaths, beat: Heartbeat) -> None:
-    raise NotImplementedError
+    write_record(paths.heartbeat, beat, durable=False)
 
 
 def read_observation(paths: RunPaths) -> Observation | None:
-    raise NotImplementedError
+    """None also when it is damaged, like a heartbeat."""
+    try:
+        return _read(Observation, paths.observation)
+    except (OSError, WireError):
+        return None
 
 
 def write_observation(paths: RunPaths, observation: Observation) -> None:
-    raise NotImplementedError
+    write_record(paths.observation, observation, durable=False)
 
 
 def try_lock(path: Path, patience_seconds: float = 0.3) -> int | None:
     """The descriptor of an exclusive flock (close-on-exec), None when somebody holds it. The short patience outlasts a probe by `is_locked`."""
-    raise NotImplementedError
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    give_up_at = time.monotonic() + patience_seconds
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            if time.monotonic() >= give_up_at:
+                os.close(descriptor)
+                return None
+            time.sleep(LOCK_RETRY_SECONDS)
+        except BaseException:
+            os.close(descriptor)
+            raise
 
 
 def is_locked(path: Path) -> bool:
     """Whether somebody holds the flock. False when the file is absent."""
-    raise NotImplementedError
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
 
 
-class LogTail:
-    """Reads what was appended to a JSON-lines file, a bounded amount per call, and remembers where it was."""
-
-    def __init__(self, path: Path, offset: int = 0) -> None:
-        self.path, self.offset, self.skipped = path, offset, 0
-
-    def read(self, bytes_max: int = 256 * 1024) -> tuple[dict[str, Any], ...]:
-        """The complete new lines as objects, oldest first. A torn tail waits; lines that are no object are counted in `skipped`."""
-        raise NotImplementedError
-
-
-def newest_checkpoints(paths: RunPaths) -> tuple[CheckpointClaim, ...]:
-    """Complete-looking checkpoint directories (a readable manifest), newest step first. Nothing is hashed."""
-    raise NotImplementedError
-
-
-def verify_checkpoint(path: Path) -> CheckpointClaim:
-    """Prove a checkpoint: every file of its manifest with its size and SHA-256, and nothing missing. CheckpointDamaged otherwise."""
-    raise NotImplementedError
+@contextlib.contextmanager
+def _orders_locked(paths: RunPaths) -> Iterator[None]:
+    lock = paths.orders / "lock"
+    descriptor = try_lock(lock, ORDERS_PATIENCE_SECONDS)
+    if descriptor is None:
+        raise RequestRefused(
+            "the orders of this run are locked", where=str(lock), what=f"another agent has held them for {ORDERS_PATIENCE_SECONDS:.0f} s",
+            fix=f"fuser {lock}   (shows who; then send the order again)",
+        )
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
-def choose_resume(paths: RunPaths) -> tuple[CheckpointClaim | None, tuple[str, ...]]:
-    """The newest checkpoint that verifies, and why newer ones were refused. The shim calls this before each start."""
-    raise NotImplementedError
+def _is_there(paths: RunPaths, spec: RunSpec) -> bool:
+    """Whether this very order was given before. The generation may have grown since: it is the same coordinator's later life."""
+    try:
+        found = read_spec(paths)
+    except FileNotFoundError:
+        return False
+    if replace(found, owner=replace(found.owner, generation=spec.owner.generation)) == spec:
+        return True
+    raise RequestRefused(
+        f"run {spec.run_id} exists with another order", where=str(paths.order),
+        what=f"it was created at {found.created_at.isoformat()} for coordinator {found.owner.coordinator_id}",
+        fix="fleetd launch   (a new run gets a new id)",
+    )
+
+
+def _read(kind: type[T], path: Path) -> T | None:
+    try:
+        value = read_record(path)
+    except FileNotFoundError:
+        return None
+    return decode(kind, value, str(path))
