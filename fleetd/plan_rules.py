@@ -128,8 +128,8 @@ def _check_host(resolution: Resolution, candidate: ResolvedCandidate) -> None:
     possible = hosts if wanted == "any" else {name: host for name, host in hosts.items() if name == wanted}
     refusals = [_too_large(name, host, candidate) for name, host in possible.items()]
     if refusals and all(refusals):
-        fix = f"lower memory_cap of {candidate.name}, or give it a larger host"
-        resolution.tree.fault(candidate.where(("memory_cap", "host")), "; ".join(text for text in refusals if text), fix)
+        what = "; ".join(text for text in refusals if text)
+        resolution.tree.fault(candidate.where(("memory_cap", "host")), what, "lower memory_cap, or choose a larger host")
 
 
 def _too_large(name: str, host: HostSection, candidate: ResolvedCandidate) -> str | None:

@@ -24,10 +24,10 @@ SHOWN_CHARACTERS_MAX = 60
 FOREIGN_WORDS = {
     foreign: ours
     for ours, others in {
-        "command": "run commands cmd argv", "environment": "envs env", "working_directory": "workdir cwd", "memory_cap": "mem memory memory_limit",
-        "deadline": "time time_limit max_duration walltime", "restarts": "retry retries", "hosts": "nodes machines", "candidates": "runs trainings jobs tasks",
-        "lr": "learning_rate", "steps": "max_steps iterations", "batch": "batch_size", "window": "context block_size max_length", "data": "datasets dataset",
-        "validation": "val", "evaluate": "eval",
+        "command": "run commands cmd argv", "environment": "envs env", "working_directory": "workdir cwd",
+        "memory_cap": "mem memory memory_limit", "deadline": "time time_limit max_duration walltime", "restarts": "retry retries",
+        "hosts": "nodes machines", "candidates": "runs trainings jobs tasks", "lr": "learning_rate", "steps": "max_steps iterations",
+        "batch": "batch_size", "window": "context block_size max_length", "data": "datasets dataset", "validation": "val", "evaluate": "eval",
     }.items()
     for foreign in others.split()
 }
@@ -39,7 +39,8 @@ TYPES = {
     "model_attributes_type": _KEYS,
 }
 LIMITS = {
-    "greater_than": ("gt", "greater than"), "greater_than_equal": ("ge", "at least"), "less_than": ("lt", "less than"), "less_than_equal": ("le", "at most"),
+    "greater_than": ("gt", "greater than"), "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"), "less_than_equal": ("le", "at most"),
 }
 
 
@@ -120,7 +121,7 @@ def _ordinary(kind: str, context: dict[str, Any], given: Any, message: str) -> t
 def _one_of(given: str, options: list[str]) -> str:
     close = difflib.get_close_matches(given, options, n=1, cutoff=CLOSE_ENOUGH)
     choices = " or ".join(options) if len(options) < 3 else f"one of {', '.join(options)}"
-    return f"did you mean {close[0]}? Write {choices}" if close else f"write {choices}"
+    return f"did you mean {close[0]}? Write {choices}" if close and len(options) > 1 else f"write {choices}"
 
 
 def _suggest(location: Path) -> str:
