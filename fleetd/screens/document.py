@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from fleetd.screens.words import plural
 from policies.errors import NotFound, RequestRefused
 
 Document = dict[str, Any]
@@ -68,7 +69,9 @@ def runs_of(document: Document, campaign_id: str) -> list[Document]:
 
 
 def is_over(document: Document, campaign: Document) -> bool:
-    """Whether nothing more happens to a campaign by itself: settled, or frozen with its report and no run still at work."""
+    """Whether nothing more happens to a campaign by itself. A coordinator that does not say so is judged by stage, report and runs at work."""
+    if isinstance(campaign.get("is_over"), bool):
+        return bool(campaign["is_over"]) or campaign.get("stage") == "stopped"
     if campaign.get("stage") in SETTLED_STAGES:
         return True
     at_work = any(not is_settled(run) for run in runs_of(document, campaign["campaign_id"]))
@@ -95,10 +98,10 @@ def find(document: Document, word: str) -> Target:
         if matches:
             return _the_one(document, word, matches)
     known = [str(each.get("name")) for each in campaigns(document)] + [str(run.get("candidate")) for run in runs(document)]
-    near = difflib.get_close_matches(word, dict.fromkeys(known), n=MATCHES_SHOWN_MAX, cutoff=0.5)
+    near = difflib.get_close_matches(word, dict.fromkeys(known), n=MATCHES_SHOWN_MAX, cutoff=0.6)
     raise NotFound(
         f"nothing is called {word!r}",
-        where=f"the coordinator's {len(campaigns(document))} campaigns and {len(runs(document))} runs",
+        where=f"{plural(len(campaigns(document)), 'campaign')} and {plural(len(runs(document)), 'run')} of this coordinator",
         what=f"close to it: {', '.join(near)}" if near else "no id, campaign or candidate starts with it",
         fix="fleetd status   (shows every name)",
     )

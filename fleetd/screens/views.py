@@ -14,7 +14,6 @@ from typing import Any
 from fleetd.screens import layout, words
 from fleetd.screens.document import (
     ATTENTION_STATES,
-    SETTLED_STATES,
     WAITING_STATES,
     Document,
     campaigns,
@@ -73,6 +72,10 @@ def status_lines(document: Document, *, width: int) -> list[Line]:
 
 def verdict_lines(document: Document, *, width: int) -> list[Line]:
     """`OK · 3 runs training · deadline in 1 h 12 min · last safe stop in 58 min`; `NEEDS YOU: what, where, for how long · …`."""
+    return layout.packed(verdict_parts(document), width, hanging=INDENT)
+
+
+def verdict_parts(document: Document) -> list[Line]:
     verdict = document.get("verdict") or {}
     word = str(verdict.get("word") or words.UNKNOWN)
     text = words.one_line(verdict.get("text") or "")
@@ -87,7 +90,7 @@ def verdict_lines(document: Document, *, width: int) -> list[Line]:
         times = [seconds for campaign in at_work if (seconds := number(campaign.get(key))) is not None]
         if times:
             parts.append(line(Span(f"{name} {words.until(min(times))}", Tone.WARN if min(times) < 0 else Tone.PLAIN)))
-    return layout.packed(parts, width, hanging=INDENT)
+    return parts
 
 
 def campaign_lines(document: Document, campaign: Document, *, width: int) -> list[Line]:
@@ -235,7 +238,7 @@ def restarts_span(run: Document) -> Span:
     return Span(f"{int(used)} of {run.get('restarts_max', words.UNKNOWN)}", Tone.WARN if used else Tone.QUIET)
 
 
-def run_notes(run: Document, document: Document) -> list[Line]:
+def run_notes(run: Document, document: Document, *, selectable: bool = True) -> list[Line]:
     """What a person must know beyond the cells: why, alarms, what could not be verified, how old the values are."""
     notes: list[Line] = []
     attention = run.get("state") in ATTENTION_STATES
@@ -252,7 +255,7 @@ def run_notes(run: Document, document: Document) -> list[Line]:
     if run.get("state") == "backoff" and run.get("next_attempt_at"):
         ago = _seconds_since(document, run["next_attempt_at"])
         notes.append(line(f"next attempt {words.until(None if ago is None else -ago)}"))
-    if isinstance(run.get("selectable"), str) and run.get("state") in SETTLED_STATES and run.get("kind", "train") == "train":
+    if selectable and isinstance(run.get("selectable"), str) and is_settled(run) and run.get("kind", "train") == "train":
         notes.append(line(quiet(f"not selectable: {words.one_line(run['selectable'])}")))
     return notes
 
@@ -260,17 +263,24 @@ def run_notes(run: Document, document: Document) -> list[Line]:
 def outcome_notes(campaign: Document) -> list[Line]:
     """What was chosen, frozen, opened and written, one line each."""
     notes: list[Line] = []
-    selection = campaign.get("selection")
-    if isinstance(selection, dict):
-        value = words.loss(number(selection.get("value")))
-        chosen = f"chosen: {selection.get('candidate', words.UNKNOWN)} at step {selection.get('step', words.UNKNOWN)}, {value} nats per token"
-        notes.append(line(Span(chosen, Tone.STRONG), quiet(" · frozen" if campaign.get("frozen") else " · not frozen yet")))
+    if isinstance(campaign.get("selection"), dict):
+        notes.append(chosen_line(campaign))
     for opening in campaign.get("openings") or []:
         if isinstance(opening, dict):
             notes.append(line(quiet("opened: "), words.one_line(opening.get("split", words.UNKNOWN))))
     if campaign.get("report"):
         notes.append(line(quiet("report: "), words.one_line(campaign["report"])))
     return notes
+
+
+def chosen_line(campaign: Document) -> Line:
+    """`chosen: lr-high at step 400, 4.812 nats per token · frozen`; or why nothing was."""
+    selection = campaign.get("selection") or {}
+    if not selection.get("checkpoint_digest"):
+        return line(Span("chosen: nothing", Tone.WARN), quiet(f"  {words.one_line(campaign.get('detail') or '')}"))
+    value = words.loss(number(selection.get("value")))
+    chosen = f"chosen: {words.one_line(selection.get('candidate'))} at step {selection.get('step', words.UNKNOWN)}, {value} nats per token"
+    return line(Span(chosen, Tone.STRONG), quiet(" · frozen" if campaign.get("frozen") else " · not frozen yet"))
 
 
 def host_lines(document: Document, *, width: int) -> list[Line]:

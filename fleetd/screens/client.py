@@ -1,0 +1,133 @@
+"""The command's side of the unix socket: one method a call, errors as the coordinator explained them.
+
+Nothing here starts a coordinator or retries: a command says at once that nobody answers, and where it looked.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from fleetd.paths import StatePaths
+from policies.errors import ExplainedError, HostUnreachable, from_json
+
+CONNECT_SECONDS_MAX = 3.0
+ANSWER_SECONDS_MAX = 30.0
+LAUNCH_SECONDS_MAX = 600.0
+"""Launching looks at data and hosts before it answers."""
+REPORT_SECONDS_MAX = 300.0
+LOG_CHUNK_BYTES = 256 * 1024
+EVENTS_PAGE = 500
+SOCKET_PATH_BYTES_MAX = 100
+"""sun_path of unix(7) holds 108 bytes; longer paths are reached through a descriptor of their folder."""
+
+
+class CoordinatorAway(HostUnreachable):
+    """Nobody answers on the socket of this state directory."""
+
+
+class Client:
+    """A connection to the coordinator of one state directory. Used as a context; safe to keep over many calls and coordinator restarts."""
+
+    def __init__(self, paths: StatePaths, *, answer_seconds: float = ANSWER_SECONDS_MAX) -> None:
+        self.paths = paths
+        self._folder: int | None = None
+        timeout = httpx.Timeout(answer_seconds, connect=CONNECT_SECONDS_MAX)
+        transport = httpx.HTTPTransport(uds=self._socket_path(), retries=0)
+        self._http = httpx.Client(transport=transport, base_url="http://fleetd", timeout=timeout, trust_env=False)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+        if self._folder is not None:
+            os.close(self._folder)
+            self._folder = None
+
+    def status(self) -> dict[str, Any]:
+        return self._call("GET", "/v1/status")
+
+    def events(self, *, after: int = 0, campaign: str | None = None, run: str | None = None, limit: int = EVENTS_PAGE) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._call("GET", "/v1/events", {"after": after, "campaign": campaign, "run": run, "limit": limit})["events"]
+        return found
+
+    def all_events(self, *, campaign: str | None = None, run: str | None = None, after: int = 0) -> Iterator[dict[str, Any]]:
+        """Every event after `after`, page by page; ends when there are no more now."""
+        while page := self.events(after=after, campaign=campaign, run=run):
+            yield from page
+            after = int(page[-1]["sequence"])
+
+    def logs(self, run: str, *, stream: str, attempt: int | None, offset: int, bytes_max: int = LOG_CHUNK_BYTES) -> dict[str, Any]:
+        return self._call("GET", "/v1/logs", {"run": run, "stream": stream, "attempt": attempt, "offset": offset, "bytes_max": bytes_max})
+
+    def launch(self, plan: Any, plan_text: str, actor: str) -> dict[str, Any]:
+        return self._call("POST", "/v1/launch", body={"plan": plan, "plan_text": plan_text, "actor": actor}, seconds=LAUNCH_SECONDS_MAX)
+
+    def stop(self, target: str, mode: str, actor: str) -> dict[str, Any]:
+        return self._call("POST", "/v1/stop", body={"target": target, "mode": mode, "actor": actor})
+
+    def resume(self, target: str, actor: str) -> dict[str, Any]:
+        return self._call("POST", "/v1/resume", body={"target": target, "actor": actor})
+
+    def open_split(self, campaign: str, split: str, actor: str, because: str) -> dict[str, Any]:
+        return self._call("POST", "/v1/open", body={"campaign": campaign, "split": split, "actor": actor, "because": because})
+
+    def report(self, campaign: str) -> dict[str, Any]:
+        return self._call("POST", "/v1/report", body={"campaign": campaign}, seconds=REPORT_SECONDS_MAX)
+
+    def _call(
+        self, method: str, path: str, query: dict[str, Any] | None = None, *, body: dict[str, Any] | None = None, seconds: float | None = None,
+    ) -> dict[str, Any]:
+        asked = {key: value for key, value in (query or {}).items() if value is not None}
+        timeout = httpx.Timeout(seconds, connect=CONNECT_SECONDS_MAX) if seconds else httpx.USE_CLIENT_DEFAULT
+        try:
+            answer = self._http.request(method, path, params=asked or None, json=body, timeout=timeout)
+        except httpx.TimeoutException as fault:
+            raise self._silent(fault) from fault
+        except (httpx.TransportError, OSError) as fault:
+            raise self._away(fault) from fault
+        return self._body(answer, method, path)
+
+    def _body(self, answer: httpx.Response, method: str, path: str) -> dict[str, Any]:
+        try:
+            body = answer.json()
+        except ValueError:
+            body = None
+        if answer.is_success and isinstance(body, dict):
+            return body
+        if isinstance(body, dict) and "error" in body:
+            raise from_json(body)
+        raise ExplainedError(
+            f"the coordinator answered {answer.status_code} without an explanation", where=f"{method} {path} on {self.paths.socket}",
+            what=" ".join(answer.text[:200].split()) or "an empty answer", fix=f"look at the end of {self.paths.log}",
+        )
+
+    def _away(self, fault: Exception) -> CoordinatorAway:
+        found = "there is no such directory"
+        if self.paths.root.exists():
+            found = f"its socket is there but nobody answers: {fault}" if self.paths.socket.exists() else "it has no socket"
+        return CoordinatorAway(
+            "no coordinator is running here", where=f"{self.paths.root}   (FLEETD_STATE, else $XDG_STATE_HOME/fleetd)", what=found,
+            fix="fleetd launch PLAN   (starts one), or fleetd daemon; runs on hosts go on without it",
+        )
+
+    def _silent(self, fault: Exception) -> CoordinatorAway:
+        return CoordinatorAway(
+            "the coordinator does not answer in time", where=str(self.paths.socket), what=f"connected, but no answer came: {type(fault).__name__}",
+            fix=f"try again; look at the end of {self.paths.log}; runs on hosts go on without it",
+        )
+
+    def _socket_path(self) -> str:
+        path = str(self.paths.socket)
+        if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX or not self.paths.root.is_dir():
+            return path if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX else path[-SOCKET_PATH_BYTES_MAX:]
+        self._folder = os.open(self.paths.root, os.O_PATH | os.O_DIRECTORY)
+        return str(Path(f"/proc/self/fd/{self._folder}") / self.paths.socket.name)
