@@ -254,6 +254,10 @@ class AttemptPaths:
     def exit(self) -> Path:
         return self.root / "exit.json"
 
+    @property
+    def shim_log(self) -> Path:
+        return self.root / "shim.log"
+
 
 def state_root() -> Path:
     """`$FLEETD_STATE`, else `$XDG_STATE_HOME/fleetd`, else `~/.local/state/fleetd`."""
