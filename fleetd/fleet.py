@@ -5,137 +5,17 @@ An Event is past tense and carries its verdict (actor, rule, evidence), so repla
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from dataclasses import replace
 from typing import Any
 
 from fleetd.campaign import Plan
 from fleetd.model import RunSpec, WantOrder
+from fleetd.records import Campaign, Event, Fleet, Host, Replica, Run, Saved, Validated
 from fleetd.wire import decode
 from policies.facts import CampaignStage, Reason, RunKind, RunState, parse_moment
 from policies.lifecycle import check_campaign_step, check_run_step
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """One journaled change. `actor` is who (`user:root`, `coordinator`, `host:gx10`), `because` the rule or reason in words."""
-
-    sequence: int
-    at: datetime
-    kind: str
-    campaign_id: str | None = None
-    run_id: str | None = None
-    host: str | None = None
-    actor: str = "coordinator"
-    because: str = ""
-    body: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replica:
-    """A verified copy with the coordinator: of a checkpoint (digest of the directory) or of predictions (SHA-256 of the rows)."""
-
-    step: int
-    digest: str
-    value: float | None
-    verified_at: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Validated:
-    """What a host told of one validation: the claim, and the SHA-256 of the rows it left on disk."""
-
-    step: int
-    sha256: str
-    value: float | None
-    rows: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
-    """What a host told of one complete checkpoint in its run directory."""
-
-    step: int
-    digest: str
-    bytes: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One run as the coordinator knows it."""
-
-    run_id: str
-    campaign_id: str
-    candidate: str
-    kind: RunKind
-    host: str | None
-    state: RunState
-    reason: Reason | None = None
-    detail: str = ""
-    since: datetime
-    spec: RunSpec | None = None
-    want: WantOrder | None = None
-    notices_seen: int = 0
-    attempt: int = 0
-    exits: tuple[dict[str, Any], ...] = ()
-    checkpoints: tuple[Replica, ...] = ()
-    predictions: tuple[Replica, ...] = ()
-    validated: tuple[Validated, ...] = ()
-    saved: tuple[Saved, ...] = ()
-    """`checkpoints` and `predictions` are verified copies here; `validated` and `saved` are what the host says it has."""
-    faults: tuple[dict[str, Any], ...] = ()
-    """Copies given up for good: `what` (predictions or checkpoint), `step`, `digest`, `because`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Campaign:
-    campaign_id: str
-    plan: Plan
-    stage: CampaignStage
-    detail: str = ""
-    since: datetime
-    launched_at: datetime
-    final_at: datetime
-    cutoff_at: datetime
-    runs: tuple[str, ...] = ()
-    digests: dict[str, str] = field(default_factory=dict)
-    """Digest by data role, release and model, as staged."""
-    selection: dict[str, Any] | None = None
-    frozen_digest: str | None = None
-    openings: tuple[dict[str, Any], ...] = ()
-    results: dict[str, Any] = field(default_factory=dict)
-    """Headline figures by split, once judged."""
-    reported: bool = False
-    plan_text: str = ""
-    staged: tuple[str, ...] = ()
-    """What lies ready where: `gx10:campaign`, `gx10:evaluate-test`."""
-    asked: tuple[str, ...] = ()
-    """Reserved splits that a person asked for after the freeze, in the order of asking."""
-    reserved_rows: dict[str, int] = field(default_factory=dict)
-    """Rows that a look at each reserved split has to score, as registered."""
-    cutoff_moves: int = 0
-    frozen_at: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
-    """A machine as the journal knows it; its last measurements live with the loop, each with its age."""
-
-    name: str
-    reachable: bool
-    since: datetime
-    boot_id: str | None = None
-    drained: bool = False
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
-    sequence: int = 0
-    campaigns: dict[str, Campaign] = field(default_factory=dict)
-    runs: dict[str, Run] = field(default_factory=dict)
-    hosts: dict[str, Host] = field(default_factory=dict)
+__all__ = ["Campaign", "Event", "Fleet", "Host", "Replica", "Run", "Saved", "Validated", "apply", "replay"]
 
 
 def apply(fleet: Fleet, event: Event) -> Fleet:
@@ -267,6 +147,12 @@ def _checkpoint_replicated(fleet: Fleet, event: Event) -> Fleet:
     return _with_run(fleet, replace(run, checkpoints=(*run.checkpoints, replica)))
 
 
+def _replica_dropped(fleet: Fleet, event: Event) -> Fleet:
+    """A copy that nobody needs any more left the store."""
+    run = _run(fleet, event)
+    return _with_run(fleet, replace(run, checkpoints=tuple(copy for copy in run.checkpoints if copy.digest != event.body["digest"])))
+
+
 def _predictions_replicated(fleet: Fleet, event: Event) -> Fleet:
     run = _run(fleet, event)
     replica = Replica(step=event.body["step"], digest=event.body["sha256"], value=event.body.get("value"), verified_at=event.at)
@@ -332,6 +218,7 @@ _APPLY = {
     "want_changed": _want_changed,
     "noticed": _noticed,
     "checkpoint_replicated": _checkpoint_replicated,
+    "replica_dropped": _replica_dropped,
     "predictions_replicated": _predictions_replicated,
     "replication_failed": _replication_failed,
     "job_failed": _only_recorded,

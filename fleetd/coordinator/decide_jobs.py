@@ -17,6 +17,10 @@ COPY_TRIES_MAX = 3
 """A copy is tried again this often although the host says its bytes are wrong: it may have been caught in the writing."""
 
 COPIES = frozenset({"predictions", "checkpoint"})
+GIVES_UP = frozenset({"DataDamaged", "CheckpointDamaged", "NotFound"})
+"""A copy that fails with one of these will not get better; a full disk will."""
+HARMLESS = frozenset({"report", "prune"})
+"""Jobs whose failure is told and tried again, but ends nothing."""
 
 
 def read_job_results(pen: Pen) -> None:
@@ -41,19 +45,21 @@ def _failed(pen: Pen, done: JobDone) -> None:
     job, text = done.job, f"{done.error['title']}: {done.error['what']}"
     trouble = pen.sight.job_troubles.get(job.key)
     tries = trouble.count if trouble is not None else 1
-    if job.kind in COPIES and done.is_final:
+    if job.kind in COPIES and done.error["error"] in GIVES_UP:
         if tries >= COPY_TRIES_MAX:
             body = {"what": job.kind, "step": job.body["step"], "digest": job.body["digest"]}
             pen.write("replication_failed", body, run=job.run_id, host=job.host, because=text)
         return
     if tries == 1:
         pen.write("job_failed", {"job": job.key, **done.error}, campaign=job.campaign_id, run=job.run_id, host=job.host, because=text)
-    if done.is_final and job.kind != "report":
+    if done.is_final and job.kind not in COPIES | HARMLESS:
         fail_campaign(pen, job.campaign_id, f"{text}; {done.error['where']}; {done.error['fix']}")
 
 
 def _preflight(pen: Pen, done: JobDone) -> None:
     if pen.campaign(done.job.campaign_id).stage is CampaignStage.PREFLIGHT:
+        body = {"digests": done.result["digests"], "rows": done.result.get("rows", {})}
+        pen.write("data_staged", body, campaign=done.job.campaign_id, because="registered: digests, rows, reserved splits held back")
         pen.move_campaign(done.job.campaign_id, CampaignStage.STAGING, "hosts answer, roots can be written, interpreters are complete")
 
 
@@ -77,6 +83,13 @@ def _checkpoint(pen: Pen, done: JobDone) -> None:
     step, digest = done.job.body["step"], done.job.body["digest"]
     if not any(each.step == step and each.digest == digest for each in pen.run(done.job.run_id).checkpoints):
         pen.write("checkpoint_replicated", {"step": step, "digest": digest}, run=done.job.run_id, host=done.job.host, because="verified copy")
+
+
+def _pruned(pen: Pen, done: JobDone) -> None:
+    for run_id in pen.campaign(done.job.campaign_id).runs:
+        for copy in pen.run(run_id).checkpoints:
+            if copy.digest in done.result["removed"]:
+                pen.write("replica_dropped", {"step": copy.step, "digest": copy.digest}, run=run_id, because="a newer or better one is kept")
 
 
 def _selected(pen: Pen, done: JobDone) -> None:
@@ -120,5 +133,5 @@ def _reported(pen: Pen, done: JobDone) -> None:
 
 _DONE: dict[str, Callable[[Pen, JobDone], None]] = {
     "preflight": _preflight, "stage": _staged, "stage_evaluation": _staged, "predictions": _predictions, "collect": _predictions,
-    "checkpoint": _checkpoint, "select": _selected, "freeze": _frozen, "open": _opened, "judge": _judged, "report": _reported,
+    "checkpoint": _checkpoint, "prune": _pruned, "select": _selected, "freeze": _frozen, "open": _opened, "judge": _judged, "report": _reported,
 }

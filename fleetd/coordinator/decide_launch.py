@@ -13,8 +13,8 @@ from fleetd.coordinator.specs import EVALUATE_PREFIX
 from fleetd.coordinator.targets import is_over
 from fleetd.wire import WireError, decode, encode
 from policies.deadlines import cutoff_at, reserve_seconds
-from policies.errors import HostUnreachable, RequestRefused
-from policies.facts import format_moment, stamp
+from policies.errors import HostUnreachable, RequestRefused, from_json
+from policies.facts import CampaignStage, format_moment, stamp
 from policies.memory import admit
 
 LAUNCH_WAIT_SECONDS = 15.0
@@ -23,6 +23,11 @@ RUNS_PER_PLAN_MAX = 64
 
 
 def launch(pen: Pen, request: Request) -> None:
+    """Grant or refuse. A granted launch is history at once, and answered when its data is registered: `campaign_id` in the body of a
+    request that was kept names the campaign it became."""
+    if "campaign_id" in request.body:
+        _answer(pen, request)
+        return
     try:
         plan = decode(Plan, request.body.get("plan"))
     except WireError as fault:
@@ -49,7 +54,21 @@ def launch(pen: Pen, request: Request) -> None:
     for candidate in plan.candidates:
         run_id = f"{campaign_id}-{candidate.name}"
         pen.write("run_added", {"candidate": candidate.name, "kind": candidate.kind.value}, campaign=campaign_id, run=run_id, actor=actor)
-    pen.answer(request, {"campaign_id": campaign_id, "runs": list(pen.campaign(campaign_id).runs)})
+    pen.keep(replace(request, body={"campaign_id": campaign_id, "actor": actor}))
+
+
+def _answer(pen: Pen, request: Request) -> None:
+    campaign = pen.campaign(request.body["campaign_id"])
+    if campaign.stage is CampaignStage.PREFLIGHT:
+        pen.keep(request)
+        return
+    errors = [done.error for done in pen.sight.jobs_done if done.job.campaign_id == campaign.campaign_id and done.error]
+    if campaign.stage is CampaignStage.FAILED:
+        if errors:
+            raise from_json(errors[0])
+        where, fix = f"campaign {campaign.campaign_id}", "mend that and launch again"
+        raise RequestRefused("the launch failed", where=where, what=campaign.detail, fix=fix)
+    pen.answer(request, {"campaign_id": campaign.campaign_id, "runs": list(campaign.runs)})
 
 
 def _check_plan(pen: Pen, plan: Plan, final_at: datetime, cutoff: datetime) -> None:
@@ -96,6 +115,9 @@ def _hosts_known(pen: Pen, plan: Plan, request: Request) -> bool:
     sights = [pen.sight.hosts.get(host.name) for host in plan.hosts]
     if all(sight is not None and sight.facts is not None for sight in sights):
         return True
+    for sight in sights:
+        if sight is not None and sight.facts is None and sight.trouble is not None and sight.trouble["error"] != "HostUnreachable":
+            raise from_json(sight.trouble)
     if (pen.now - request.received_at).total_seconds() < LAUNCH_WAIT_SECONDS:
         return False
     silent = [(host, sight) for host, sight in zip(plan.hosts, sights, strict=True) if sight is None or sight.facts is None]

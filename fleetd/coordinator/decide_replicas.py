@@ -21,6 +21,16 @@ def ask_for_copies(pen: Pen, campaign_id: str) -> None:
         if run.host is not None and run.spec is not None and run.spec.contract and _answers(pen, run.host):
             for job in _missing(run, campaign):
                 pen.start(job)
+    _ask_to_prune(pen, campaign)
+
+
+def _ask_to_prune(pen: Pen, campaign: Campaign) -> None:
+    """Drop copies that are neither wanted nor chosen, once what is wanted lies here."""
+    runs = [pen.run(run_id) for run_id in campaign.runs]
+    keep = {saved.digest for run in runs for saved in wanted_checkpoints(run, campaign.plan.selection.minimum_improvement, _chosen(campaign))}
+    held = {copy.digest for run in runs for copy in run.checkpoints}
+    if campaign.frozen_digest is None and held - keep and keep <= held:
+        pen.start(Job(key=f"prune:{campaign.campaign_id}", kind="prune", campaign_id=campaign.campaign_id, body={"keep": sorted(keep)}))
 
 
 def has_every_copy(pen: Pen, run: Run) -> bool:
@@ -59,10 +69,9 @@ def _answers(pen: Pen, host: str) -> bool:
 def _missing(run: Run, campaign: Campaign) -> list[Job]:
     given_up = {(fault["what"], fault["digest"]) for fault in run.faults}
     copied = {("predictions", copy.digest) for copy in run.predictions} | {("checkpoint", copy.digest) for copy in run.checkpoints}
-    selection = campaign.selection or {}
-    chosen = frozenset({selection.get("checkpoint_digest") or "", selection.get("base_checkpoint_digest") or ""})
     asked = [("predictions", each.step, each.sha256) for each in _newest_claims(run)]
-    asked += [("checkpoint", each.step, each.digest) for each in wanted_checkpoints(run, campaign.plan.selection.minimum_improvement, chosen)]
+    wanted = wanted_checkpoints(run, campaign.plan.selection.minimum_improvement, _chosen(campaign))
+    asked += [("checkpoint", each.step, each.digest) for each in wanted]
     return [
         Job(
             key=f"{what}:{run.run_id}:{step}:{digest[:12]}", kind=what, campaign_id=run.campaign_id, run_id=run.run_id, host=run.host,
@@ -70,6 +79,11 @@ def _missing(run: Run, campaign: Campaign) -> list[Job]:
         )
         for what, step, digest in asked if (what, digest) not in given_up | copied
     ]
+
+
+def _chosen(campaign: Campaign) -> frozenset[str]:
+    selection = campaign.selection or {}
+    return frozenset({selection.get("checkpoint_digest") or "", selection.get("base_checkpoint_digest") or ""})
 
 
 def _newest_claims(run: Run) -> list[Validated]:

@@ -1,0 +1,125 @@
+"""What the loop holds in memory between ticks: how hosts were last seen, and which orders and jobs are under way or failed.
+
+None of it is history. A restarted coordinator begins with an empty board and learns it again from hosts and fleet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from fleetd.campaign import HostPlan
+from fleetd.coordinator.inbox import HostAnswer, HostTrouble, News
+from fleetd.coordinator.sight import HostSight, Job, JobDone, Order, OrderDone, Poll, Request, Sight, Trouble
+from fleetd.model import Observation, Owner
+from policies.facts import format_moment
+
+ACKNOWLEDGED_MAX = 50_000
+TROUBLES_MAX = 5_000
+
+
+class Board:
+    def __init__(self, owner: Owner, python: str) -> None:
+        self._owner, self._python = owner, python
+        self.hosts: dict[str, HostSight] = {}
+        self.observations: dict[str, Observation] = {}
+        self._jobs_running: set[str] = set()
+        self._orders_in_flight: set[str] = set()
+        self._job_troubles: dict[str, Trouble] = {}
+        self._order_troubles: dict[str, Trouble] = {}
+        self._acknowledged: dict[str, None] = {}
+        self._kept: tuple[Request, ...] = ()
+
+    def take(self, news: News, now: datetime, journal_health: str) -> Sight:
+        """Fold the news in, and look."""
+        polls = tuple(poll for poll in (self._take_host(each, now) for each in news.hosts) if poll is not None)
+        for job in news.jobs:
+            self._take_job(job, now)
+        for order in news.orders:
+            self._take_order(order, now)
+        fresh = tuple(Request(number=number, kind=kind, body=body, received_at=now) for number, kind, body in news.asked)
+        kept, self._kept = self._kept, ()
+        return Sight(
+            owner=self._owner, python=self._python, requests=(*kept, *fresh), polls=polls, jobs_done=news.jobs, orders_done=news.orders,
+            hosts=dict(self.hosts), observations=dict(self.observations), jobs_running=frozenset(self._jobs_running),
+            job_troubles=dict(self._job_troubles), orders_in_flight=frozenset(self._orders_in_flight),
+            order_troubles=dict(self._order_troubles), acknowledged=frozenset(self._acknowledged), journal_health=journal_health,
+        )
+
+    def keep(self, requests: tuple[Request, ...]) -> None:
+        self._kept = requests
+
+    def see(self, plan: HostPlan, now: datetime) -> None:
+        """A session with this host begins now; or its plan changed."""
+        known = self.hosts.get(plan.name)
+        self.hosts[plan.name] = HostSight(plan=plan, asked_since=now) if known is None else replace(known, plan=plan)
+
+    def job_started(self, job: Job) -> None:
+        self._jobs_running.add(job.key)
+
+    def order_sent(self, order: Order) -> None:
+        self._orders_in_flight.add(order.key)
+
+    def clock_stepped(self, seconds: float) -> None:
+        """The wall clock was stepped: what was remembered by it moves along, so that no silence and no rest is made up."""
+        step = timedelta(seconds=seconds)
+        for name, host in self.hosts.items():
+            heard_at = host.answered_at + step if host.answered_at else None
+            self.hosts[name] = replace(host, asked_since=host.asked_since + step, answered_at=heard_at)
+        for troubles in (self._job_troubles, self._order_troubles):
+            for key, trouble in troubles.items():
+                troubles[key] = replace(trouble, last_at=trouble.last_at + step)
+
+    def _take_host(self, news: HostAnswer | HostTrouble, now: datetime) -> Poll | None:
+        host = self.hosts.get(news.host)
+        if host is None:
+            return None
+        if isinstance(news, HostTrouble):
+            self.hosts[news.host] = replace(host, trouble=news.error)
+            return None
+        host = replace(
+            host, answered_at=now, trouble=None, measured_at=now, memory_available_bytes=news.memory_available_bytes,
+            disk_free_bytes=news.disk_free_bytes,
+        )
+        if news.facts is not None:
+            host = replace(host, facts=news.facts, facts_at=now)
+        self.hosts[news.host] = host
+        if news.reports is None:
+            return None
+        for report in news.reports:
+            self._take_observation(report.observation)
+        return Poll(
+            host=news.host, received_at=now, at=news.at or now, memory_available_bytes=news.memory_available_bytes,
+            disk_free_bytes=news.disk_free_bytes, reports=news.reports,
+        )
+
+    def _take_observation(self, look: Observation | None) -> None:
+        known = self.observations.get(look.run_id) if look is not None else None
+        if look is not None and (known is None or look.at >= known.at):
+            self.observations[look.run_id] = look
+
+    def _take_job(self, done: JobDone, now: datetime) -> None:
+        self._jobs_running.discard(done.job.key)
+        _note(self._job_troubles, done.job.key, done.error, now)
+
+    def _take_order(self, done: OrderDone, now: datetime) -> None:
+        self._orders_in_flight.discard(done.order.key)
+        _note(self._order_troubles, done.order.key, done.error, now)
+        if done.error is None:
+            self._acknowledged[done.order.key] = None
+            while len(self._acknowledged) > ACKNOWLEDGED_MAX:
+                del self._acknowledged[next(iter(self._acknowledged))]
+
+
+def _note(troubles: dict[str, Trouble], key: str, error: dict[str, str] | None, now: datetime) -> None:
+    if error is None:
+        troubles.pop(key, None)
+        return
+    earlier = troubles.get(key)
+    troubles[key] = Trouble(count=earlier.count + 1 if earlier else 1, last_at=now, error=error)
+    while len(troubles) > TROUBLES_MAX:
+        del troubles[next(iter(troubles))]
+
+
+def step_words(seconds: float, now: datetime) -> str:
+    return f"by {seconds:+.0f} s, to {format_moment(now)}"

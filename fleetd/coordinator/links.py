@@ -1,0 +1,134 @@
+"""One thread for each host: hello, then polls without end, with orders in between. Its news goes into the inbox.
+
+The thread reads no wall clock and decides nothing. Whatever goes wrong is told as trouble and tried again, ever more slowly.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from fleetd import logs
+from fleetd.campaign import HostPlan
+from fleetd.coordinator.inbox import HostAnswer, HostTrouble, Inbox
+from fleetd.coordinator.sessions import Session
+from fleetd.coordinator.sight import Order, OrderDone
+from fleetd.model import HostFacts, RunReport
+from fleetd.wire import PROTOCOL, decode
+from policies.errors import ExplainedError, HostUnreachable
+from policies.facts import parse_moment
+
+POLL_WAIT_SECONDS = 0.5
+POLL_PAUSE_SECONDS = 0.1
+"""Between two polls, so that news which can't be journaled now does not turn them into a busy loop."""
+CALL_SECONDS_MAX = 20.0
+FACTS_SECONDS = 60.0
+BACKOFF_SECONDS_FIRST = 0.5
+BACKOFF_SECONDS_MAX = 15.0
+ORDERS_QUEUED_MAX = 128
+
+
+class HostLink:
+    """The host's thread. `after` gives the notices that history holds, by run."""
+
+    def __init__(self, plan: HostPlan, session: Session, inbox: Inbox, after: Callable[[str], dict[str, int]]) -> None:
+        self.plan, self.session = plan, session
+        self._inbox, self._after = inbox, after
+        self._orders: queue.Queue[Order] = queue.Queue(ORDERS_QUEUED_MAX)
+        self._closing = threading.Event()
+        self._hello_said, self._facts_due = False, 0.0
+        self._failures = 0
+        self._thread = threading.Thread(target=self._run, name=f"host-{plan.name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def send(self, order: Order) -> bool:
+        """Take an order to be carried soon. False when too many wait: it is asked for again at the next tick."""
+        try:
+            self._orders.put_nowait(order)
+        except queue.Full:
+            return False
+        return True
+
+    def close(self, wait_seconds: float) -> None:
+        """Ask the thread to leave, and wait a little for it. Runs on the host go on."""
+        self._closing.set()
+        if wait_seconds > 0:
+            self._thread.join(wait_seconds)
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._round()
+                self._failures = 0
+                self._closing.wait(POLL_PAUSE_SECONDS)
+            except ExplainedError as error:
+                self._rest(error)
+            except Exception as fault:  # whatever it is, it must cost this host's link a rest and not its life
+                logs.failed("link_fault", host=self.plan.name, what=repr(fault))
+                what = f"{type(fault).__name__}: {fault}"
+                fix = f"see {self.plan.root}/agent.log and the coordinator's daemon.log"
+                self._rest(HostUnreachable(f"host {self.plan.name} answers what can't be read", where=self.plan.name, what=what, fix=fix))
+        self._refuse_orders(HostUnreachable("the coordinator is leaving", where=self.plan.name, what="the channel was closed", fix="start it again"))
+        self.session.close()
+
+    def _round(self) -> None:
+        if not self._hello_said:
+            self._take_facts(self.session.call("hello", {"protocol": PROTOCOL}, CALL_SECONDS_MAX))
+            self._hello_said = True
+        elif time.monotonic() >= self._facts_due:
+            self._take_facts(self.session.call("facts", {}, CALL_SECONDS_MAX))
+        self._carry_orders()
+        body = {"after": self._after(self.plan.name), "wait_seconds": POLL_WAIT_SECONDS}
+        self._take_poll(self.session.call("poll", body, CALL_SECONDS_MAX + POLL_WAIT_SECONDS))
+
+    def _take_facts(self, answer: dict[str, Any]) -> None:
+        self._facts_due = time.monotonic() + FACTS_SECONDS
+        facts = decode(HostFacts, answer["facts"])
+        self._inbox.put_host(HostAnswer(
+            host=self.plan.name, facts=facts, memory_available_bytes=facts.memory_available_bytes, disk_free_bytes=facts.disk_free_bytes,
+        ))
+
+    def _take_poll(self, answer: dict[str, Any]) -> None:
+        reports = tuple(decode(RunReport, each) for each in answer["runs"])
+        self._inbox.put_host(HostAnswer(
+            host=self.plan.name, at=parse_moment(answer["at"]), memory_available_bytes=answer.get("memory_available_bytes"),
+            disk_free_bytes=answer.get("disk_free_bytes"), reports=reports,
+        ))
+
+    def _carry_orders(self) -> None:
+        while not self._closing.is_set():
+            try:
+                order = self._orders.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                answer = self.session.call(order.order, order.body, CALL_SECONDS_MAX)
+            except HostUnreachable as error:
+                self._inbox.put_order(OrderDone(order=order, error=error.to_json()))
+                raise
+            except ExplainedError as error:
+                self._inbox.put_order(OrderDone(order=order, error=error.to_json()))
+            else:
+                self._inbox.put_order(OrderDone(order=order, answer=answer))
+
+    def _rest(self, error: ExplainedError) -> None:
+        """Tell the trouble and wait: a new agent must say hello again."""
+        self._hello_said = False
+        self._failures += 1
+        if self._failures == 1:
+            logs.failed("host_trouble", host=self.plan.name, title=error.title, what=error.what)
+        self._inbox.put_host(HostTrouble(host=self.plan.name, error=error.to_json()))
+        self._refuse_orders(error)
+        self._closing.wait(min(BACKOFF_SECONDS_FIRST * 2.0 ** min(self._failures - 1, 16), BACKOFF_SECONDS_MAX))
+
+    def _refuse_orders(self, error: ExplainedError) -> None:
+        while True:
+            try:
+                self._inbox.put_order(OrderDone(order=self._orders.get_nowait(), error=error.to_json()))
+            except queue.Empty:
+                return

@@ -1,0 +1,210 @@
+"""The one loop of the coordinator: take the news, decide, write it down, carry it out. It alone reads the clock.
+
+    APScheduler ── tick each half second ──┐
+    inbox ──────── news ───────────────────┴─► tick: drain → Board → Sight → decide → journal → Fleet → acts
+
+Acts that begin something (start orders, jobs, acknowledgements of notices) need the durable record; orders to stop and replies go
+out in any case, since no trouble with a disk may keep a stop from a host.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from apscheduler.schedulers.background import BackgroundScheduler
+
+from fleetd import clock, logs
+from fleetd.campaign import HostPlan
+from fleetd.coordinator.board import Board, step_words
+from fleetd.coordinator.decide import decide
+from fleetd.coordinator.decide_hosts import acknowledgements, needed_hosts
+from fleetd.coordinator.inbox import Inbox
+from fleetd.coordinator.links import HostLink
+from fleetd.coordinator.sessions import Session
+from fleetd.coordinator.sight import Decision, Job, JobDone, Message, Sight
+from fleetd.fleet import Event, Fleet, apply
+from fleetd.journal import Journal
+from fleetd.model import Owner
+from fleetd.wire import decode, dumps, encode
+from policies.errors import ExplainedError, HostUnreachable
+
+TICK_SECONDS = 0.5
+WAIT_SECONDS_MAX = 2.0
+"""A tick comes at the latest after this, even if the scheduler is late."""
+WORKERS = 4
+MESSAGE_SECONDS_MAX = 20.0
+CLOSE_SECONDS_MAX = 3.0
+REPLAY_ENTRIES = 10_000
+CLOCK_STEP_SECONDS = 5.0
+
+JobRunner = Callable[[Job, Fleet, dict[str, Session]], dict[str, Any]]
+SessionMaker = Callable[[HostPlan, Owner], Session]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """The last finished tick, whole and immutable: what every reader of the API sees."""
+
+    fleet: Fleet
+    sight: Sight
+    at: datetime
+    boottime_seconds: float
+    journal_health: str
+
+
+class Loop:
+    def __init__(self, journal: Journal, owner: Owner, *, python: str, make_session: SessionMaker, run_job: JobRunner) -> None:
+        self.inbox = Inbox()
+        self._journal, self._owner = journal, owner
+        self._make_session, self._run_job = make_session, run_job
+        self._board = Board(owner, python)
+        self._links: dict[str, HostLink] = {}
+        self._after: dict[str, dict[str, int]] = {}
+        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="job")
+        self._scheduler = BackgroundScheduler(daemon=True)
+        self._leaving = threading.Event()
+        self._fleet = replay_journal(journal)
+        self._last: clock.Moment | None = None
+        self.published: Published | None = None
+
+    def run(self, *, actor: str = "coordinator") -> None:
+        """Tick until `stop`. Leaves every run on every host alone."""
+        self._record("coordinator_started", {"generation": self._owner.generation}, actor)
+        self._scheduler.add_job(self.inbox.wake, "interval", seconds=TICK_SECONDS, max_instances=1, coalesce=True)
+        self._scheduler.start()
+        try:
+            while not self._leaving.is_set():
+                self.tick()
+                self.inbox.wait(WAIT_SECONDS_MAX)
+        finally:
+            self._scheduler.shutdown(wait=False)
+            for link in self._links.values():
+                link.close(0.0)
+            for link in self._links.values():
+                link.close(CLOSE_SECONDS_MAX)
+            self._workers.shutdown(wait=False, cancel_futures=True)
+        self._record("coordinator_stopped", {}, actor)
+
+    def stop(self) -> None:
+        self._leaving.set()
+        self.inbox.wake()
+
+    def tick(self) -> None:
+        """One look, one decision, its record, its acts."""
+        moment = clock.read()
+        self._watch_clock(moment)
+        self._journal.retry()
+        sight = self._board.take(self.inbox.drain(), moment.now, self._journal.health)
+        decision = decide(self._fleet, sight, moment.now)
+        self._write_down(decision)
+        self._act(decision, moment.now)
+        self.published = Published(
+            fleet=self._fleet, sight=sight, at=moment.now, boottime_seconds=moment.boottime_seconds, journal_health=self._journal.health,
+        )
+
+    def session(self, host: str) -> Session | None:
+        """The session of a host, for readers of its files."""
+        link = self._links.get(host)
+        return link.session if link is not None else None
+
+    def _watch_clock(self, moment: clock.Moment) -> None:
+        last, self._last = self._last, moment
+        if last is None:
+            return
+        step_seconds = (moment.now - last.now).total_seconds() - (moment.boottime_seconds - last.boottime_seconds)
+        if abs(step_seconds) > CLOCK_STEP_SECONDS:
+            logs.failed("clock_stepped", what=step_words(step_seconds, moment.now))
+            self._board.clock_stepped(step_seconds)
+
+    def _write_down(self, decision: Decision) -> None:
+        if decision.events:
+            self._journal.append([encode(event) for event in decision.events])
+        for event in decision.events:
+            logs.changed(event.kind, sequence=event.sequence, campaign=event.campaign_id, run=event.run_id, host=event.host, because=event.because)
+        self._fleet = decision.fleet
+
+    def _act(self, decision: Decision, now: datetime) -> None:
+        is_durable = self._journal.is_durable
+        for plan in decision.hosts:
+            self._reach(plan, now)
+        self._leave_hosts(decision)
+        if is_durable:
+            self._after = acknowledgements(self._fleet)
+        for order in decision.orders:
+            link = self._links.get(order.host)
+            if link is not None and (is_durable or order.order != "start") and link.send(order):
+                self._board.order_sent(order)
+        for job in decision.jobs if is_durable else ():
+            self._board.job_started(job)
+            self._workers.submit(self._work, job, self._fleet)
+        self._board.keep(tuple(request for request in decision.kept if self.inbox.is_awaited(request)))
+        for reply in decision.replies:
+            self.inbox.answer(reply)
+        for message in decision.messages:
+            self._workers.submit(_tell, message)
+
+    def _reach(self, plan: HostPlan, now: datetime) -> None:
+        self._board.see(plan, now)
+        if plan.name not in self._links:
+            link = HostLink(plan, self._make_session(plan, self._owner), self.inbox, lambda host: self._after.get(host, {}))
+            self._links[plan.name] = link
+            link.start()
+
+    def _leave_hosts(self, decision: Decision) -> None:
+        """Let go of hosts that neither a campaign nor a waiting launch needs; readers of old runs use their copies."""
+        needed = {plan.name for plan in decision.hosts} | needed_hosts(self._fleet).keys()
+        for name in [name for name in self._links if name not in needed]:
+            self._links.pop(name).close(0.0)
+            self._board.hosts.pop(name, None)
+
+    def _work(self, job: Job, fleet: Fleet) -> None:
+        """One job on a worker thread. Whatever happens, the loop hears of its end."""
+        sessions = {name: link.session for name, link in dict(self._links).items()}
+        try:
+            result = self._run_job(job, fleet, sessions)
+        except ExplainedError as fault:
+            self.inbox.put_job(JobDone(job=job, error=fault.to_json(), is_final=type(fault) is not HostUnreachable))
+        except OSError as fault:
+            fix = "free space or mend permissions there; it is tried again by itself"
+            found = ExplainedError(f"{job.kind} can't be done now", where=str(fault.filename or job.key), what=str(fault), fix=fix)
+            self.inbox.put_job(JobDone(job=job, error=found.to_json()))
+        except Exception as fault:  # our mistake in one job must not take the loop and every other campaign with it
+            logs.logger.exception("event=job_crashed job=%s", job.key)
+            found = ExplainedError(f"{job.kind} broke down", where=job.key, what=repr(fault), fix="report this with daemon.log")
+            self.inbox.put_job(JobDone(job=job, error=found.to_json(), is_final=True))
+        else:
+            self.inbox.put_job(JobDone(job=job, result=result))
+
+    def _record(self, kind: str, body: dict[str, Any], actor: str) -> None:
+        event = Event(sequence=self._fleet.sequence + 1, at=clock.read().now, kind=kind, actor=actor, body=body)
+        self._journal.append([encode(event)])
+        self._fleet = apply(self._fleet, event)
+        logs.changed(kind, sequence=event.sequence, **body)
+
+
+def replay_journal(journal: Journal) -> Fleet:
+    """The fleet that the whole journal adds up to."""
+    fleet = Fleet()
+    while entries := journal.entries(after=fleet.sequence, limit=REPLAY_ENTRIES):
+        for entry in entries:
+            fleet = apply(fleet, decode(Event, entry))
+    return fleet
+
+
+def _tell(message: Message) -> None:
+    """Run a notify command with one line of JSON on its standard input. Its failure is logged and changes nothing."""
+    try:
+        done = subprocess.run(
+            message.command, input=(dumps(message.body) + "\n").encode(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            timeout=MESSAGE_SECONDS_MAX, check=False,
+        )
+        if done.returncode != 0:
+            logs.failed("notify_failed", command=message.command[0], status=done.returncode, stderr=done.stderr[-300:].decode(errors="replace"))
+    except (OSError, subprocess.TimeoutExpired) as fault:
+        logs.failed("notify_failed", command=message.command[0], what=str(fault))
