@@ -1,0 +1,152 @@
+"""The command `python -m trainer` (also `fleetd-trainer`): train, evaluate, shards verify, shards inspect.
+
+Torch takes seconds to import, so first comes all that can refuse or stop without it: signal handlers, environment, settings,
+data. A SIGTERM in those seconds is a wish like any other: it never kills us, and finds a checkpoint or makes one.
+"""
+
+from __future__ import annotations
+
+# ruff: noqa: E402 (the handlers must stand before anything slow is imported)
+from trainer.stopping import Stop
+
+STOP = Stop()
+if __name__ == "__main__":
+    STOP.listen()
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from policies.errors import ExplainedError, GateFailed, LossNotFinite, PlanInvalid
+from policies.facts import TrainerExit
+from trainer.checkpoint import CHECKPOINTS
+from trainer.config import TASK_EVALUATE, TASK_NAME, TASK_TRAIN, EvaluateTask, TrainTask, read_task
+from trainer.data.shards import Corpus, documents, open_corpus, splits_in
+from trainer.environment import RunEnvironment, fix_arithmetic, keep_big_blocks, read_environment
+from trainer.models.families import model_config, model_digest
+from trainer.records import RunRecords
+from trainer.resume import choose_checkpoint
+
+INSPECT_TOKENS = 12
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status is that of the trainer contract."""
+    STOP.listen()
+    asked = _parser().parse_args(arguments)
+    try:
+        status = asked.act(asked)
+    except ExplainedError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        status = exit_status(error)
+    finally:
+        STOP.ignore()  # a late signal must not turn a good exit status into a death
+    return int(status)
+
+
+def exit_status(error: ExplainedError) -> TrainerExit:
+    if isinstance(error, LossNotFinite):
+        return TrainerExit.NOT_FINITE
+    return TrainerExit.GATE_FAILED if isinstance(error, GateFailed) else TrainerExit.CONFIG
+
+
+def run_train(asked: argparse.Namespace) -> TrainerExit:
+    environment = read_environment(os.environ, asked.run_dir)
+    task = read_task(environment.run_dir)
+    if not isinstance(task, TrainTask):
+        raise _other_task(environment, TASK_TRAIN, "evaluate")
+    return train(environment, task, STOP)
+
+
+def train(environment: RunEnvironment, task: TrainTask, stop: Stop) -> TrainerExit:
+    """Train as the task says, from the newest checkpoint on. Torch is imported here, once everything else is known to be good."""
+    where, records = str(environment.run_dir / TASK_NAME), RunRecords(environment.run_dir)
+    if environment.cutoff_at is not None:
+        stop.set_cutoff(environment.cutoff_at)
+    fix_arithmetic(task.threads)
+    keep_big_blocks()
+    config = model_config(task.model, window=task.window, where=where)
+    if task.model.path is not None:
+        model_digest(Path(task.model.path), task.model.digest)
+    corpus = open_corpus(Path(task.train.path), task.train.split, digest=task.train.digest, vocabulary=config["vocab_size"])
+    role = task.validation_data
+    validation = open_corpus(Path(role.path), role.split, digest=role.digest, vocabulary=config["vocab_size"]) if role else None
+    checkpoint = choose_checkpoint(environment.run_dir / CHECKPOINTS, environment.resume, records)
+    if stop.because() is not None and checkpoint is not None:
+        records.log(event="stop", step=checkpoint.step, because=stop.because(), skipped=["start"])
+        records.lineage("stop", step=checkpoint.step, because=stop.because(), skipped=["start"])
+        return TrainerExit.STOPPED
+
+    from trainer.prepare import prepare_training
+
+    return prepare_training(environment, task, config, corpus, validation, checkpoint, stop, records).train()
+
+
+def run_evaluate(asked: argparse.Namespace) -> TrainerExit:
+    from trainer.evaluate import check_models, evaluate
+
+    environment = read_environment(os.environ, asked.run_dir)
+    task = read_task(environment.run_dir)
+    if not isinstance(task, EvaluateTask):
+        raise _other_task(environment, TASK_EVALUATE, "train")
+    fix_arithmetic(task.threads)
+    keep_big_blocks()
+    check_models(task, where=str(environment.run_dir / TASK_NAME))
+    corpora = [open_corpus(Path(role.path), role.split, digest=role.digest) for role in (task.train, task.scored)]
+    return evaluate(environment.run_dir, task, corpora[0], corpora[1], STOP, RunRecords(environment.run_dir))
+
+
+def run_verify(asked: argparse.Namespace) -> TrainerExit:
+    for corpus in _all_splits(asked):
+        print(f"{corpus.split}: {len(corpus.shards)} shards, {corpus.token_count} tokens, {corpus.document_count} documents, all as the index says")
+    return TrainerExit.FINISHED
+
+
+def run_inspect(asked: argparse.Namespace) -> TrainerExit:
+    """One JSON document about a directory of shards, the first tokens of each split included."""
+    described = {}
+    for corpus in _all_splits(asked):
+        families: dict[str, int] = {}
+        for document in documents(corpus):
+            families[document.family] = families.get(document.family, 0) + len(document.tokens)
+        described[corpus.split] = {
+            "shards": len(corpus.shards), "tokens": corpus.token_count, "documents": corpus.document_count, "vocabulary": corpus.vocabulary,
+            "tokens_by_family": families, "first_tokens": corpus.shards[0].tokens[:INSPECT_TOKENS].tolist(), "directory_digest": corpus.digest,
+        }
+    print(json.dumps(described, indent=1, sort_keys=True))
+    return TrainerExit.FINISHED
+
+
+def _all_splits(asked: argparse.Namespace) -> list[Corpus]:
+    folder = Path(asked.directory)
+    splits = [asked.split] if asked.split else list(splits_in(folder))
+    return [open_corpus(folder, split) for split in splits]
+
+
+def _other_task(environment: RunEnvironment, needed: str, command: str) -> PlanInvalid:
+    return PlanInvalid("the task is for another command", where=str(environment.run_dir / TASK_NAME), what=f"its task is not {needed}",
+                       fix=f"fleetd-trainer {command} {environment.run_dir}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="fleetd-trainer", description="Train and score language models, exactly resumable.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    runs = (("train", run_train, "train as task.json says, resuming by itself"), ("evaluate", run_evaluate, "score a reserved split"))
+    for name, act, words in runs:
+        command = commands.add_parser(name, help=words)
+        command.add_argument("run_dir", nargs="?", metavar="RUN_DIR", help="default: $FLEETD_RUN_DIR")
+        command.set_defaults(act=act)
+    shards = commands.add_parser("shards", help="look at token shards").add_subparsers(required=True, metavar="ACT")
+    for name, act, words in (("verify", run_verify, "check every promise of the index"), ("inspect", run_inspect, "describe a directory as JSON")):
+        command = shards.add_parser(name, help=words)
+        command.add_argument("directory", metavar="DIR")
+        command.add_argument("--split", help="only this split of the index")
+        command.set_defaults(act=act)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Token shards on disk, and the order in which a training reads them."""

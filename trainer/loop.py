@@ -1,0 +1,327 @@
+"""The training, one step after another. Readable in one sitting, because everything it promises is promised here.
+
+    step      micro-batches forward and backward, clip, check that all is finite, update; only then is it a step
+    save      at the boundary between two steps; first saved, then validated, so that predictions carry a digest
+    validate  due at a step until it is done; a stop in it leaves it due, and the resume repeats it first
+    leave     asked (SIGTERM, cutoff): save what is done, exit 10; SIGINT: leave at once
+    finish    all steps done, or no improvement for long enough
+
+Validation, saving and logging draw from no training stream and change no tensor: with and without them the weights are equal.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.attention import sdpa_kernel
+from torch.nn.utils import clip_grad_norm_
+
+from policies.errors import LossNotFinite
+from policies.facts import TrainerExit, step_name
+from policies.selection import better_than_incumbent
+from trainer import randomness
+from trainer.checkpoint import CHECKPOINTS, Checkpoint, SaveAbandoned, prune, write_checkpoint
+from trainer.config import TrainTask
+from trainer.data.sampler import WindowSampler
+from trainer.data.shards import Corpus, Document
+from trainer.fingerprint import ATTENTION
+from trainer.models.build import trained_weights
+from trainer.predictions import complete_predictions, write_predictions
+from trainer.records import RunRecords
+from trainer.schedule import learning_rate
+from trainer.scoring import ScoringStopped, score_documents, window_nll
+from trainer.state import TrainingState
+from trainer.stopping import Stop
+
+PREDICTIONS = "predictions/validation"
+PROGRESS_SECONDS = 2.0
+
+
+class _StepAbandoned(Exception):
+    """A SIGINT came into a step; nothing of it is kept."""
+
+
+@dataclass(kw_only=True)
+class Training:
+    """One training run: its state, and all that is not state."""
+
+    task: TrainTask
+    state: TrainingState
+    sampler: WindowSampler
+    stop: Stop
+    records: RunRecords
+    run_dir: Path
+    validation: Corpus | None
+    scored: tuple[Document, ...]
+    memory_cap_bytes: int | None = None
+    resumed: Checkpoint | None = None
+    """Where this attempt went on from; it may belong to another run."""
+    saved: Checkpoint | None = None
+    """The newest checkpoint of this run."""
+    saved_at_seconds: float = field(default_factory=time.monotonic)
+    update_is_torn: bool = False
+    """True inside an optimizer step: the tensors belong to no step then, and are not saved."""
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.run_dir / CHECKPOINTS
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.state.model.parameters()).device
+
+    def train(self) -> TrainerExit:
+        """Go on until finished or asked to stop. LossNotFinite when the numbers break."""
+        self._announce()
+        try:
+            if self.saved is None:
+                self._save()
+            return self._go_on()
+        except SaveAbandoned:
+            return self._leave()
+        except LossNotFinite as broke:
+            step = self.state.step + (0 if self.state.validation_due else 1)
+            self.records.log(event="failed", step=step, because=broke.what, value=broke.what.rpartition(" ")[2])
+            raise
+        except OSError as fault:
+            return self._disk_refused(fault)
+        except (MemoryError, RuntimeError) as fault:
+            if not is_out_of_memory(fault):
+                raise
+            return self._out_of_memory(fault)
+
+    def _go_on(self) -> TrainerExit:
+        while True:
+            ending = None if self.state.validation_due else self._ending()
+            if ending is not None:
+                return self._finish(ending)
+            if self.stop.because() is not None:
+                return self._leave()
+            if self.state.validation_due:
+                self._validate()
+            elif self._take_step() and self._save_is_due():
+                self._save()
+
+    def _take_step(self) -> bool:
+        """One optimizer step; False when it was given up on SIGINT. LossNotFinite before anything is changed."""
+        task, state, began = self.task, self.state, time.monotonic()
+        before = randomness.capture()
+        try:
+            loss = self._accumulate_gradients()
+            grad_norm = float(clip_grad_norm_(trained_weights(state.model).values(), task.optimizer.clip or math.inf))
+        except BaseException as fault:
+            state.optimizer.zero_grad(set_to_none=True)
+            randomness.restore(before)  # what is saved after this is the boundary before the step
+            if isinstance(fault, _StepAbandoned):
+                return False
+            raise
+        self._check_finite(loss=loss, gradient_norm=grad_norm)
+        rate = learning_rate(state.step, task.optimizer, task.steps)
+        for group in state.optimizer.param_groups:
+            group["lr"] = rate
+        self.update_is_torn = True
+        state.optimizer.step()
+        state.optimizer.zero_grad(set_to_none=True)
+        state.step, state.cursor = state.step + 1, state.cursor + task.batch
+        state.losses.append(loss)
+        state.validation_due = self._validation_falls_on(state.step)
+        self.update_is_torn = False
+        seconds = time.monotonic() - began
+        self.stop.note_step(seconds)
+        if state.step % task.log_every == 0 or state.step in (1, task.steps):
+            tokens = task.batch * task.window
+            self.records.log(step=state.step, loss=loss, lr=rate, grad_norm=grad_norm, tokens=tokens, seconds=round(seconds, 6))
+        return True
+
+    def _accumulate_gradients(self) -> float:
+        """Mean nats per token over the whole batch, gradients added up. _StepAbandoned when a SIGINT came between micro-batches."""
+        task, state = self.task, self.state
+        windows_BT = torch.from_numpy(self.sampler.batch(state.cursor, task.batch))
+        parts, total = task.batch // task.micro_batch, 0.0
+        for micro_BT in torch.split(windows_BT, task.micro_batch):
+            if self.stop.gives_up_save:
+                raise _StepAbandoned
+            micro_BT = micro_BT.to(self.device)
+            with sdpa_kernel(ATTENTION):
+                loss = window_nll(state.model, micro_BT[:, :-1], micro_BT[:, 1:], precision=task.precision).mean()
+                (loss / parts).backward()  # type: ignore[no-untyped-call]
+            total += float(loss.detach()) / parts
+        return total
+
+    def _check_finite(self, **values: float) -> None:
+        for name, value in values.items():
+            if not math.isfinite(value):
+                words = name.replace("_", " ")
+                raise LossNotFinite(f"the {words} is no number", where=f"{self.run_dir.name} step {self.state.step + 1}", what=f"{words} is {value}",
+                                    fix=f"try a smaller learning rate; step {self.saved.step if self.saved else 0} is the last good checkpoint")
+
+    def _validation_falls_on(self, step: int) -> bool:
+        every = self.task.validation.every_steps
+        return self.validation is not None and (step in (0, self.task.steps) or (every is not None and step % every == 0))
+
+    def _save_is_due(self) -> bool:
+        terms, step = self.task.checkpoint, self.state.step
+        by_time = terms.every_seconds is not None and time.monotonic() - self.saved_at_seconds >= terms.every_seconds
+        by_step = terms.every_steps is not None and step % terms.every_steps == 0
+        return self.state.validation_due or by_step or by_time or step == self.task.steps
+
+    def _save(self) -> None:
+        """Save this step durably, then let go of what retention no longer keeps. OSError leaves the older checkpoints as they are."""
+        step, began = self.state.step, time.monotonic()
+        self.records.log(event="save", phase="begin", step=step)
+        self.saved = write_checkpoint(self.checkpoints, step, self.state.contents(), abandon=lambda: self.stop.gives_up_save)
+        self.saved_at_seconds = time.monotonic()
+        seconds = self.saved_at_seconds - began
+        self.stop.note_save(seconds)
+        self.records.log(event="save", phase="end", step=step, digest=self.saved.digest, bytes=self.saved.bytes, seconds=round(seconds, 6))
+        self.records.lineage("save", step=step, digest=self.saved.digest)
+        self.records.hint("latest", step=step, digest=self.saved.digest, value=None)
+        best = self._best()
+        protected = frozenset({step} | ({best["step"]} if best else set()))
+        for gone in prune(self.checkpoints, keep=self.task.checkpoint.keep, protected=protected):
+            self.records.lineage("prune", step=gone, because=f"older than the newest {self.task.checkpoint.keep}, not the best")
+
+    def _validate(self) -> None:
+        """Score the validation documents for the checkpoint of this step, which is saved. A stop leaves it due."""
+        assert self.validation is not None and self.saved is not None and self.saved.step == self.state.step
+        step, began, name = self.state.step, time.monotonic(), step_name(self.state.step)
+        described: dict[str, Any] = {
+            "split": "validation", "step": step, "dataset_digest": self.validation.digest, "checkpoint_digest": self.saved.digest,
+            "numeric_mode": f"{self.task.precision} {self.device.type}",
+        }
+        self.records.log(event="validation", phase="begin", step=step)
+        meta = complete_predictions(self.run_dir / PREDICTIONS, name, **described)
+        kept = meta is not None
+        if meta is None:
+            try:
+                rows = score_documents(self.state.model, self.scored, window=self.task.window, batch=self.task.validation.batch,
+                                       precision=self.task.precision, on_batch=self._between_batches(step))
+            except ScoringStopped:
+                return
+            meta = write_predictions(self.run_dir / PREDICTIONS, name, rows, **described)
+        seconds = 0.0 if kept else time.monotonic() - began
+        self._enter_score(meta, seconds, kept)
+
+    def _between_batches(self, step: int) -> Any:
+        told_at = time.monotonic()
+
+        def on_batch(done: int) -> None:
+            nonlocal told_at
+            if self.stop.because() is not None:
+                raise ScoringStopped
+            if time.monotonic() - told_at >= PROGRESS_SECONDS:
+                told_at = time.monotonic()
+                self.records.log(event="validation", phase="progress", step=step, batches=done)
+
+        return on_batch
+
+    def _enter_score(self, meta: dict[str, Any], seconds: float, kept: bool) -> None:
+        assert self.saved is not None
+        claim, step = meta["claim"], self.state.step
+        before = self._best()
+        self.state.scores.append({"step": step, "value": claim["value"], "families": claim["families"], "checkpoint_digest": self.saved.digest})
+        self.state.validation_due = False
+        best = self._best()
+        assert best is not None
+        is_best = before is None or best["step"] != before["step"]
+        if is_best:
+            self.records.hint("best", step=step, digest=self.saved.digest, value=claim["value"])
+        self.records.log(
+            event="validation", phase="end", step=step, value=claim["value"], families=claim["families"], rows=meta["rows"],
+            seconds=round(seconds, 6), sha256=meta["sha256"], checkpoint_digest=self.saved.digest, best=is_best, kept=kept,
+        )
+
+    def _best(self) -> dict[str, Any] | None:
+        return incumbent(self.state.scores, self.task.validation.minimum_improvement)
+
+    def _ending(self) -> str | None:
+        """Why the training is over at this step, None while it is not."""
+        if self.state.step >= self.task.steps:
+            return "steps"
+        patience, best = self.task.validation.patience, self._best()
+        if patience is None or best is None:
+            return None
+        since = sum(score["step"] > best["step"] for score in self.state.scores)
+        return "patience" if since >= patience else None
+
+    def _finish(self, because: str) -> TrainerExit:
+        self.records.log(event="finish", step=self.state.step, because=because)
+        self.records.lineage("finish", step=self.state.step, because=because)
+        return TrainerExit.FINISHED
+
+    def _leave(self) -> TrainerExit:
+        """Asked to stop: what is done is saved (unless the save is given up), what is not is named."""
+        because, step = self.stop.because() or "asked", self.state.step
+        if not self._is_current() and not self.stop.gives_up_save:
+            try:
+                self._save()
+            except SaveAbandoned:
+                pass  # a SIGINT came into this save
+        skipped = (["validation"] if self.state.validation_due else []) + ([] if self._is_current() else ["save"])
+        self.records.log(event="stop", step=step, because=because, skipped=skipped)
+        self.records.lineage("stop", step=step, because=because, skipped=skipped)
+        return TrainerExit.STOPPED if self._is_current() else TrainerExit.RETRY
+
+    def _is_current(self) -> bool:
+        return self.saved is not None and self.saved.step == self.state.step
+
+    def _disk_refused(self, fault: OSError) -> TrainerExit:
+        """A save or a validation could not be written: older checkpoints are as they were, another try may find room."""
+        self.records.log(event="failed", step=self.state.step, because=f"could not be written: {fault}", value=None)
+        last = f"{step_name(self.saved.step)} is kept" if self.saved else "nothing is saved yet"
+        print(f"error: step {self.state.step} could not be saved\n  where: {self.checkpoints}\n  what:  {fault}\n  fix:   free some space; {last}",
+              file=sys.stderr, flush=True)
+        return TrainerExit.RETRY
+
+    def _out_of_memory(self, fault: BaseException) -> TrainerExit:
+        """Save the last whole step, and say what was planned against what was reached."""
+        fault.__traceback__ = None  # its frames hold the activations
+        planned, peak = planned_bytes(self.state.model, self.task), peak_bytes(self.device)
+        text = f"out of memory: planned {planned} bytes, peak {peak} bytes, cap {self.memory_cap_bytes} bytes"
+        if not self.update_is_torn and not self._is_current():
+            self._save()
+        self.records.log(event="failed", step=self.state.step, because=text, value=None)
+        print(f"{text}\n  the last whole step is {self.saved.step if self.saved else 'none'}: {str(fault).splitlines()[:1]}", flush=True)
+        return TrainerExit.MEMORY if self.saved is not None else TrainerExit.CONFIG
+
+    def _announce(self) -> None:
+        resumed = self.resumed.digest if self.resumed is not None else None
+        self.records.log(event="start", step=self.state.step, steps=self.task.steps, resumed_from=resumed, pid=os.getpid())
+        if resumed is None:
+            self.records.lineage("start", step=self.state.step)
+        else:
+            self.records.lineage("resume", step=self.state.step, digest=resumed)
+
+
+def incumbent(scores: list[dict[str, Any]], minimum_improvement: float) -> dict[str, Any] | None:
+    """The best score by the rule of the selection: in order of step, replaced only by the minimum improvement."""
+    best: dict[str, Any] | None = None
+    for score in scores:
+        if best is None or better_than_incumbent(score["value"], best["value"], minimum_improvement):
+            best = score
+    return best
+
+
+def is_out_of_memory(fault: BaseException) -> bool:
+    """Whether an allocator said no: Python's, CUDA's, or torch's on the CPU (which has no class of its own)."""
+    return isinstance(fault, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(fault)
+
+
+def planned_bytes(model: torch.nn.Module, task: TrainTask) -> int:
+    """Weights, gradients and two moments, and three copies of the logits of a micro-batch: the least that a step needs."""
+    vocabulary = int(model.config.vocab_size)  # type: ignore[union-attr, arg-type]
+    return 16 * sum(weight.numel() for weight in model.parameters()) + 12 * task.micro_batch * task.window * vocabulary
+
+
+def peak_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_reserved(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
