@@ -82,14 +82,15 @@ def read_tree(text: str) -> Tree:
     if len(text.encode(errors="surrogatepass")) > PLAN_BYTES_MAX:
         tree.faults.append(Fault(line=0, path="plan", what=f"the file is over {PLAN_BYTES_MAX} bytes", fix="a plan is short: name data by path"))
         return tree
-    loader = _Loader(text)
     try:
-        node = loader.get_single_node()
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+        finally:
+            loader.dispose()
     except (yaml.YAMLError, RecursionError) as fault:
         tree.faults.append(_syntax_fault(fault))
         return tree
-    finally:
-        loader.dispose()
     if node is not None:
         tree.value = _plain(tree, node, ())
     return tree

@@ -32,7 +32,7 @@ def render_check(loaded: LoadedPlan, now: datetime, *, width: int = 100) -> list
     """The whole check of a valid plan, as lines for `layout.painted`."""
     plan = loaded.plan
     counts = f"{_count(len(plan.candidates), 'candidate')} on {_count(len(plan.hosts), 'host')}"
-    lines = [line(Span(f"{loaded.path} is a valid plan", Tone.GOOD), quiet(f": campaign {plan.name}, {counts}"))]
+    lines = layout.wrapped(line(Span(f"{loaded.path} is a valid plan", Tone.GOOD), quiet(f": campaign {plan.name}, {counts}")), width, hanging=2)
     lines += _section("if launched now", _when(loaded, now), width)
     lines += _section("hosts", [row for host in plan.hosts for row in _host(loaded, host)], width)
     lines += _section("data", [_data(loaded, role) for role in plan.data] or [("none", [line("commands read what they like")])], width)

@@ -136,7 +136,8 @@ def _memory(host: HostPlan, candidates: list[CandidatePlan]) -> list[ExplainedEr
         for each, verdict in verdicts if not verdict.possible and each.host == host.name
     ]
     if verdicts and not faults and not any(verdict.admitted for _, verdict in verdicts):
-        faults.append(_refused(host, "no candidate can start here now", verdicts[0][1].text, "end other programs on this machine, or lower memory_cap"))
+        fix = "end other programs on this machine, or lower memory_cap"
+        faults.append(_refused(host, "no candidate can start here now", verdicts[0][1].text, fix))
     return faults
 
 
