@@ -7,17 +7,24 @@ Trees go out under their digest, once, and appear whole. Files of a run come bac
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from fleetd.coordinator.trees import TEMPORARY_PREFIX, TreeFault, copy_tree, discard_tree, read_entry, read_manifest, tree_fault, write_manifest
+from fleetd.coordinator.trees import (
+    TEMPORARY_PREFIX,
+    TreeFault,
+    copy_tree,
+    discard_tree,
+    locked,
+    read_entry,
+    read_manifest,
+    tree_fault,
+    write_manifest,
+)
 from fleetd.files import files_below, sync_folder
 from fleetd.paths import HostPaths
 from policies.errors import DataDamaged, ExplainedError, RequestRefused
@@ -94,7 +101,7 @@ class LocalCourier:
         assert directory_digest(entries) == digest, "a tree is named by its digest"
         final = self._tree(kind, digest)
         try:
-            with _locked(final.parent):
+            with locked(final.parent / ".lock"):
                 if final.exists():
                     self._check_present(digest, final)
                     return False
@@ -181,18 +188,6 @@ class LocalCourier:
             f"can't write {kind} on host {self._host}", where=str(final), what=str(fault),
             fix=f"make {self._paths.root} a directory that this user may write, then launch again",
         )
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One stager per kind and host at a time; made so that a killed one leaves no lock behind."""
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _is_temporary(name: str) -> bool:

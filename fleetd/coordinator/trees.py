@@ -6,12 +6,14 @@ changes under it is found; `tree_fault` reads a directory back and says what is 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fleetd.files import COPY_CHUNK_BYTES, files_below, sync_folder
@@ -109,6 +111,18 @@ def discard_tree(folder: Path) -> None:
     """Remove a temporary tree; what can't be removed stays for the next try."""
     assert folder.name.startswith(TEMPORARY_PREFIX), "only temporaries are discarded"
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock file `path` while a temporary beside it is made; a killed holder leaves no lock behind."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _digest_said(folder: Path) -> str | None:

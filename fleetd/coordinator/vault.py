@@ -1,8 +1,8 @@
 """Reserved data between registration and the freeze: held back from every host, given out only against a frozen selection.
 
 The vault takes the `FrozenSelection` itself as its argument, checks it against `frozen.json` and the ledger, and enters the
-opening into the ledger before it says where the data lies. The files are held back, not encrypted: `_lay_in` and `_take_out` are
-the two places that encryption will change.
+opening into the ledger before it says where the data lies. The files are held back, not encrypted: `_lay_in` and `verified_split`
+are the two places that encryption will change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fleetd.files import read_record, sync_folder
 from fleetd.paths import CampaignPaths
 from fleetd.wire import WireError
 from policies.errors import DataDamaged, FreezeRefused, NotFound, RequestRefused
-from policies.facts import RESERVED_SPLITS, Split
+from policies.facts import Split
 from policies.freeze import (
     FROZEN,
     OPENED,
@@ -34,6 +34,15 @@ from policies.freeze import (
 from policies.manifest import FileEntry
 
 SEALED = "held back"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldSplit:
+    """A reserved split as it lies in the vault, whole."""
+
+    folder: Path
+    entries: tuple[FileEntry, ...]
+    digest: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +77,9 @@ def open_split(paths: CampaignPaths, split: Split, frozen: FrozenSelection, act:
     """The reserved split, its opening in the ledger first. FreezeRefused without the frozen selection of this very campaign, or for
     another look without a reason; NotFound when the plan has no such split; DataDamaged when the vault's copy is not whole."""
     _check_frozen(paths, split, frozen)
-    registered = _registered(paths, split)
-    _check_whole(paths, split, registered["digest"])
+    held = verified_split(paths, split)
     body: dict[str, Any] = {
-        "split": split.value, "dataset_digest": registered["digest"], "frozen_sha256": frozen_digest(frozen), "because": because.strip(),
+        "split": split.value, "dataset_digest": held.digest, "frozen_sha256": frozen_digest(frozen), "because": because.strip(),
         "sealed": SEALED,
     }
     shared = False
@@ -87,7 +95,19 @@ def open_split(paths: CampaignPaths, split: Split, frozen: FrozenSelection, act:
         return ledger.entries[permit.shares.sequence - 1] if permit.shares is not None else None
 
     entry = enter(paths.ledger, OPENED, body, act, unless=unless)
-    return _take_out(paths, split, registered["digest"], entry, shared=shared)
+    return OpenedSplit(
+        split=split, folder=held.folder, entries=held.entries, digest=held.digest, number=entry.body["number"], sequence=entry.sequence,
+        shared=shared,
+    )
+
+
+def verified_split(paths: CampaignPaths, split: Split) -> HeldSplit:
+    """The vault's copy of a split as it was registered, every byte read. NotFound when the plan has none, DataDamaged when it changed.
+    For this package alone: what leaves it goes through `open_split`."""
+    digest = _registered_digest(paths, split)
+    _check_whole(paths, split, digest)
+    folder = paths.vault / split.value
+    return HeldSplit(folder=folder, entries=read_manifest(folder), digest=digest)
 
 
 def read_frozen(paths: CampaignPaths) -> FrozenSelection | None:
@@ -119,14 +139,13 @@ def _check_frozen(paths: CampaignPaths, split: Split, frozen: FrozenSelection) -
         raise _frozen_changed(paths, "it is not the selection that the ledger froze")
 
 
-def _registered(paths: CampaignPaths, split: Split) -> dict[str, Any]:
+def _registered_digest(paths: CampaignPaths, split: Split) -> str:
     entry = read_ledger(paths.ledger).first(REGISTERED)
     splits: dict[str, dict[str, Any]] = entry.body["splits"] if entry is not None else {}
-    if split.value not in splits or split not in RESERVED_SPLITS:
-        known = ", ".join(sorted(splits)) or "none"
-        what = f"registered reserved splits: {known}"
+    if split.value not in splits:
+        what = f"registered reserved splits: {', '.join(sorted(splits)) or 'none'}"
         raise NotFound(f"this campaign has no {split} data", where=str(paths.ledger), what=what, fix="name one of them")
-    return splits[split.value]
+    return str(splits[split.value]["digest"])
 
 
 def _check_whole(paths: CampaignPaths, split: Split, digest: str) -> None:
@@ -159,14 +178,6 @@ def _lay_in(paths: CampaignPaths, role: CollectedRole) -> None:
         ) from fault
     finally:
         discard_tree(temporary)
-
-
-def _take_out(paths: CampaignPaths, split: Split, digest: str, entry: LedgerEntry, *, shared: bool) -> OpenedSplit:
-    folder = paths.vault / split.value
-    return OpenedSplit(
-        split=split, folder=folder, entries=read_manifest(folder), digest=digest, number=entry.body["number"], sequence=entry.sequence,
-        shared=shared,
-    )
 
 
 def _short(digests: dict[str, str]) -> str:
