@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -15,6 +16,7 @@ from policies.facts import ENV_MEMORY_CAP_BYTES, ENV_RESUME, ENV_RUN_DIR, ENV_RU
 
 CONTRACT_VARIABLES = (ENV_RUN_DIR, ENV_RUN_ID, ENV_RESUME, ENV_MEMORY_CAP_BYTES, ENV_TRAIN_CUTOFF, ENV_TREE_TOKEN)
 ANSWER_BYTES_MAX = 64
+RESET_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)
 
 
 def release_folder(root: Path, digest: str) -> Path:
@@ -67,12 +69,20 @@ def start_detached(argv: tuple[str, ...], environment: dict[str, str], output: P
                 os.close(descriptor)
 
 
+def reset_signals() -> None:
+    """Between fork and exec: the next program starts with the defaults, whatever this one handles, ignores or blocks."""
+    for number in RESET_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
 def _detach(argv: tuple[str, ...], environment: dict[str, str], null: int, log: int, writer: int) -> NoReturn:
     try:
         os.setsid()
         if (grandchild := os.fork()) != 0:
             os.write(writer, b"pid %d\n" % grandchild)
             os._exit(0)
+        reset_signals()
         for source, target in ((null, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
         os.chdir("/")
