@@ -119,7 +119,7 @@ def events(
         if as_json:
             terminal.emit({"events": history})
         else:
-            terminal.show(view_run.event_line(event, datetime.now(timezone.utc)) for event in history)
+            terminal.show(view_run.event_line(event, datetime.now(timezone.utc), short=target is not None) for event in history)
     return EXIT_OK
 
 

@@ -56,6 +56,24 @@ def seen_age(run: Document) -> float | None:
     return min(ages, default=None)
 
 
+def aged(document: Any, seconds: float) -> Any:
+    """The document as it reads `seconds` after it was received: ages grow, times left shrink, the values stay what they were."""
+    if isinstance(document, list):
+        return [aged(item, seconds) for item in document]
+    if not isinstance(document, dict):
+        return document
+    return {key: _aged_number(key, value, seconds) for key, value in document.items()}
+
+
+def _aged_number(key: str, value: Any, seconds: float) -> Any:
+    known = number(value)
+    if known is not None and key == "age_seconds":
+        return known + seconds
+    if known is not None and (key.startswith("seconds_to_") or key == "time_left_seconds"):
+        return known - seconds
+    return aged(value, seconds)
+
+
 def campaigns(document: Document) -> list[Document]:
     return list(document.get("campaigns") or [])
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from fleetd.screens import layout, terminal, view_outcome, views, waiting, words
+from fleetd.screens import cells, layout, terminal, view_outcome, views, waiting, words
 from fleetd.screens.client import Client, CoordinatorAway
 from fleetd.screens.document import Document, Target, campaigns, is_over, is_settled, number, runs_of, sight
 from fleetd.screens.layout import Line, Span, Tone, line, quiet
@@ -101,7 +101,7 @@ def _run_changes(was: Document, run: Document) -> list[Line]:
     if run.get("state") != was.get("state"):
         detail = words.one_line(run.get("detail") or "")
         where = f" on {words.one_line(run['host'])}" if run.get("host") and run.get("state") in {"starting", "running"} else ""
-        lines.append(line(f"{name}: ", views.state_span(run), where, quiet(f"  {detail}" if detail else "")))
+        lines.append(line(f"{name}: ", cells.state_span(run), where, quiet(f"  {detail}" if detail else "")))
     for alarm in run.get("alarms") or []:
         if alarm not in (was.get("alarms") or []):
             lines.append(line(f"{name}: ", Span(f"! {words.one_line(alarm)}", Tone.BAD)))
@@ -113,10 +113,10 @@ def _run_changes(was: Document, run: Document) -> list[Line]:
 
 def progress_line(run: Document) -> Line:
     """`lr-high running 123/400 · loss 5.231 · 2.13 steps/s · 1.20/2.00 GiB E enforced`."""
-    cells = views.run_cells(run)
-    parts = [line(cells["candidate"], "  ", cells["state"], "  ", cells["step"])]
-    shown = [column for column in views.RUN_COLUMNS if column.key in {"loss", "rate", "memory"}]
-    return layout.packed(parts + views.folded_parts(shown, cells), width=10_000, hanging=0)[0]
+    row = cells.run_cells(run)
+    parts = [line(row["candidate"], "  ", row["state"], "  ", row["step"])]
+    shown = [column for column in cells.RUN_COLUMNS if column.key in {"loss", "rate", "memory"}]
+    return layout.packed(parts + cells.folded_parts(shown, row), width=10_000, hanging=0)[0]
 
 
 def _campaign(document: Document, campaign_id: str) -> Document:
@@ -180,19 +180,19 @@ class _Live:
         width = self._console.width
         grid = Table.grid(padding=(0, 2, 0, 0))
         runs = runs_of(document, campaign["campaign_id"])
-        cells = [views.run_cells(run) for run in runs]
-        columns = [each for each in views.RUN_COLUMNS if each.key in {"candidate", "state", "step", "loss", "rate", "memory"}]
-        kept, _ = layout.fit(columns, cells, width - 12)
-        for run, row in zip(runs, cells, strict=True):
+        rows = [cells.run_cells(run) for run in runs]
+        columns = [each for each in cells.RUN_COLUMNS if each.key in {"candidate", "state", "step", "loss", "rate", "memory"}]
+        kept, _ = layout.fit(columns, rows, width - 12)
+        for run, row in zip(runs, rows, strict=True):
             planned, step = number(run.get("steps_planned")), number(sight(run.get("step")).value)
-            bar = ProgressBar(total=planned or 1.0, completed=min(step or 0.0, planned or 1.0), width=_bar_width(kept, cells, width))
+            bar = ProgressBar(total=planned or 1.0, completed=min(step or 0.0, planned or 1.0), width=_bar_width(kept, rows, width))
             grid.add_row(*(rich_line((row[each.key],)) for each in kept), bar if planned else "")
         verdict = views.verdict_lines(document, width=width)
         return Group("", rich_line(view_outcome.header(document, campaign)), *([rich_lines(verdict)] if _is_alarming(document) else []), grid)
 
 
-def _bar_width(columns: list[layout.Column], cells: list[dict[str, Span]], width: int) -> int:
-    used = layout.width_of(layout.text_of(layout.header_line(columns, cells)))
+def _bar_width(columns: list[layout.Column], rows: list[dict[str, Span]], width: int) -> int:
+    used = layout.width_of(layout.text_of(layout.header_line(columns, rows)))
     return max(8, min(BAR_WIDTH_MAX, width - used - 3))
 
 

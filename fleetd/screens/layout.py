@@ -80,6 +80,11 @@ def row_line(columns: Sequence[Column], row: Mapping[str, Span], rows: Sequence[
     return _joined([_padded(row[each.key], each, rows) for each in columns])
 
 
+def aligned(span: Span, column: Column, rows: Sequence[Mapping[str, Span]]) -> Line:
+    """A cell as wide as its column."""
+    return _padded(span, column, rows)
+
+
 def folded_parts(columns: Sequence[Column], row: Mapping[str, Span]) -> list[Line]:
     """`best 5.104 at 100`, `checkpoint 100 verified 20 s ago`: the values that found no column, each in its own words."""
     found: list[Line] = []

@@ -115,21 +115,22 @@ def _tail(client: Client, run: Document, stream: str, attempt: int | None, lines
 def follow_events(client: Client, history: list[Document], query: dict[str, Any], *, as_json: bool) -> int:
     """Print the history, then every event as it happens; one JSON object a line for a program. Ends by an interrupt only."""
     after = int(history[-1]["sequence"]) if history else 0
-    _show_events(history, as_json=as_json)
+    _show_events(history, as_json=as_json, short=bool(query))
     while True:
         time.sleep(LOOK_SECONDS)
         try:
             fresh = client.events(after=after, **query)
         except CoordinatorAway:
             continue
-        _show_events(fresh, as_json=as_json)
+        _show_events(fresh, as_json=as_json, short=bool(query))
         after = int(fresh[-1]["sequence"]) if fresh else after
 
 
-def _show_events(events: list[Document], *, as_json: bool) -> None:
+def _show_events(events: list[Document], *, as_json: bool, short: bool) -> None:
     now = datetime.now(timezone.utc)
     for event in events:
-        text = json.dumps(event, ensure_ascii=False) if as_json else layout.painted([view_run.event_line(event, now)], colour=terminal.colour())
+        spans = view_run.event_line(event, now, short=short)
+        text = json.dumps(event, ensure_ascii=False) if as_json else layout.painted([spans], colour=terminal.colour())
         print(text, flush=True)
 
 

@@ -6,7 +6,7 @@ import signal as signals
 from datetime import datetime
 from typing import Any
 
-from fleetd.screens import layout, views, words
+from fleetd.screens import cells, layout, views, words
 from fleetd.screens.document import Document, is_settled, number, sight
 from fleetd.screens.layout import Line, Span, Tone, line, quiet
 from policies.facts import parse_moment
@@ -18,34 +18,36 @@ LABEL_WIDTH = 12
 
 def run_details(document: Document, run: Document, *, width: int) -> list[Line]:
     """Identity, progress, checkpoints, memory part by part, times, attempts and alarms of one run."""
-    cells = views.run_cells(run)
-    lines = [line(cells["candidate"], quiet(f"  {run['run_id']}"))]
-    fields = [
-        ("state", line(cells["state"], quiet(f" for {views.elapsed(document, run.get('since'))}"), *_kind(run))),
-        ("host", line(cells["host"], quiet(" · "), *_process(run))),
-        ("progress", line(*_progress(cells))),
-        ("best", line(cells["best"])),
-        ("checkpoint", line(*_checkpoint(run))),
-        ("memory", line(cells["memory"], *_memory(run))),
-        *(("", line(quiet(f"{name}: "), f"{part.get('grade', words.UNKNOWN)}", quiet(f"  {words.one_line(part.get('means', ''))}")))
-          for name, part in ((run.get("memory") or {}).get("parts") or {}).items() if isinstance(part, dict)),
-        ("times", line(*_times(document, run))),
-        ("restarts", line(cells["restarts"])),
-        *(("attempt" if index == 0 else "", each) for index, each in enumerate(_attempts(run))),
-        ("selectable", line(*_selectable(run))),
+    row = cells.run_cells(run)
+    lines = [line(row["candidate"], quiet(f"  {run['run_id']}"))]
+    parts_by_label: list[tuple[str, list[Line]]] = [
+        ("state", [line(row["state"], quiet(f" for {views.elapsed(document, run.get('since'))}")), *_kind(run)]),
+        ("host", [line(row["host"]), *_process(run)]),
+        ("progress", _progress(row)),
+        ("best", [line(row["best"])]),
+        ("checkpoint", _checkpoint(run)),
+        ("memory", [line(row["memory"]), *_memory(run)]),
+        *(("", [each]) for each in _mechanisms(run)),
+        ("times", _times(document, run)),
+        ("restarts", [line(row["restarts"])]),
+        *(("attempt" if index == 0 else "", [each]) for index, each in enumerate(_attempts(run))),
+        ("selectable", [_selectable(run)]),
     ]
-    for label, spans in fields:
-        labelled = (quiet(f"{label:<{LABEL_WIDTH}}"), *spans)
-        lines += [layout.indented(each, views.INDENT) for each in layout.wrapped(labelled, width - views.INDENT, hanging=LABEL_WIDTH)]
+    for label, parts in parts_by_label:
+        packed = layout.packed(parts, width - views.INDENT - LABEL_WIDTH, hanging=0)
+        for index, each in enumerate(packed):
+            lines.append(layout.indented((quiet(f"{label if index == 0 else '':<{LABEL_WIDTH}}"), *each), views.INDENT))
     for note in views.run_notes(run, document, selectable=False):
         lines += [layout.indented(each, views.INDENT) for each in layout.wrapped(note, width - views.INDENT, hanging=views.INDENT)]
     return lines
 
 
-def event_line(event: Document, now: datetime | None = None) -> Line:
-    """`11:59:40 UTC  run_moved  lr-high  spark-a  by coordinator: because …`."""
+def event_line(event: Document, now: datetime | None = None, *, short: bool = False) -> Line:
+    """`11:59:40 UTC  run_moved  lr-high  to running: first step seen`. `short` leaves out what a reader of one campaign knows."""
     parts = [quiet(words.moment(event.get("at"), now)), Span(f"  {words.one_line(event.get('kind', words.UNKNOWN))}", Tone.STRONG)]
-    about = event.get("run_id") or event.get("campaign_id") or event.get("host")
+    about = str(event.get("run_id") or event.get("campaign_id") or event.get("host") or "")
+    if short and event.get("campaign_id"):
+        about = about.removeprefix(str(event["campaign_id"])).removeprefix("-")
     if about:
         parts.append(Span(f"  {words.one_line(about)}"))
     said = _event_words(event)
@@ -100,57 +102,59 @@ def _notice_words(kind: str, inner: Document) -> str:
     return ", ".join(f"{key} {inner[key]}" for key in shown)
 
 
-def _kind(run: Document) -> list[Span]:
-    kind = [quiet(f" · {words.one_line(run.get('kind', 'train'))}")]
-    return [*kind, quiet(f" · wanted: {words.one_line(run['want'])}")] if run.get("want") and not is_settled(run) else kind
+def _kind(run: Document) -> list[Line]:
+    kind = [line(quiet(words.one_line(run.get("kind", "train"))))]
+    return [*kind, line(quiet(f"wanted: {words.one_line(run['want'])}"))] if run.get("want") and not is_settled(run) else kind
 
 
-def _progress(cells: dict[str, Span]) -> list[Span]:
-    spans = [cells["step"], quiet(" steps")]
-    for key, before, after in (("rate", "", " steps/s"), ("loss", "loss ", ""), ("last_step", "last step ", "")):
-        if cells[key].text != words.ABSENT:
-            spans += [quiet(f" · {before}"), cells[key], quiet(after)]
-    return spans
-
-
-def _process(run: Document) -> list[Span]:
+def _process(run: Document) -> list[Line]:
     pid, identity = sight(run.get("pid")), sight(run.get("identity"))
     if pid.value is None:
-        return [quiet("no process")]
-    age = f", {words.age(pid.age_seconds)}" if (pid.age_seconds or 0) > views.FRESH_SECONDS_MAX else ""
+        return [line(quiet("no process"))]
     found = words.one_line(identity.value if identity.value is not None else words.UNKNOWN)
-    return [Span(f"pid {pid.value}{age}"), Span(f", identity {found}", Tone.PLAIN if found == "verified" else Tone.WARN)]
+    return [line(f"pid {pid.value}{cells.when(pid.age_seconds)}"), line(Span(f"identity {found}", Tone.PLAIN if found == "verified" else Tone.WARN))]
 
 
-def _checkpoint(run: Document) -> list[Span]:
-    spans = [views.checkpoint_span(run)]
-    verified = run.get("checkpoint")
-    if isinstance(verified, dict) and verified.get("digest"):
-        spans.append(quiet(f" ({str(verified['digest'])[:DIGEST_SHOWN]})"))
-    there = sight(run.get("checkpoint_on_host"))
+def _progress(row: dict[str, Span]) -> list[Line]:
+    parts = [line(row["step"], quiet(" steps"))]
+    for key, before, after in (("rate", "", " steps/s"), ("loss", "loss ", ""), ("last_step", "last step ", "")):
+        if row[key].text != words.ABSENT:
+            parts.append(line(quiet(before), row[key], quiet(after)))
+    return parts
+
+
+def _checkpoint(run: Document) -> list[Line]:
+    verified, there = run.get("checkpoint"), sight(run.get("checkpoint_on_host"))
+    digest = f" ({str(verified['digest'])[:DIGEST_SHOWN]})" if isinstance(verified, dict) and verified.get("digest") else ""
+    parts = [line(cells.checkpoint_span(run), quiet(digest))]
     if isinstance(there.value, dict):
-        spans.append(quiet(f" · on the host {there.value.get('step', words.UNKNOWN)}, {words.age(there.age_seconds)}"))
-    return spans
+        parts.append(line(quiet(f"on the host {there.value.get('step', words.UNKNOWN)}, {words.age(there.age_seconds)}")))
+    return parts
 
 
-def _memory(run: Document) -> list[Span]:
+def _memory(run: Document) -> list[Line]:
     memory = run.get("memory") or {}
-    spans: list[Span] = []
     peak = number(sight(memory.get("host_peak_bytes")).value)
-    if peak is not None and not is_settled(run):
-        spans.append(quiet(f" · peak {words.size(peak)}"))
-    accelerator = number(sight(memory.get("accelerator_bytes")).value)
-    cap = number(memory.get("accelerator_cap_bytes"))
-    spans.append(quiet(f" · accelerator {words.share(accelerator, cap)}" if accelerator is not None else " · accelerator: nothing measured"))
-    return spans
+    parts = [line(quiet(f"peak {words.size(peak)}"))] if peak is not None and not is_settled(run) else []
+    used, cap = number(sight(memory.get("accelerator_bytes")).value), number(memory.get("accelerator_cap_bytes"))
+    return [*parts, line(quiet(f"accelerator {words.share(used, cap)}" if used is not None else "accelerator: nothing measured"))]
 
 
-def _times(document: Document, run: Document) -> list[Span]:
+def _mechanisms(run: Document) -> list[Line]:
+    """Each mechanism of the cap: how strongly it holds, and by what means."""
+    found = ((run.get("memory") or {}).get("parts") or {}).items()
+    return [
+        line(quiet(f"{words.one_line(name)}: "), words.one_line(part.get("grade", words.UNKNOWN)), quiet(f"  {words.one_line(part.get('means', ''))}"))
+        for name, part in found if isinstance(part, dict)
+    ]
+
+
+def _times(document: Document, run: Document) -> list[Line]:
     if is_settled(run):
-        return [quiet(words.ABSENT)]
-    spans = [Span(f"stops by {_moment(document, run.get('stop_at'))}"), quiet(f" · cutoff {_moment(document, run.get('cutoff_at'))}")]
+        return [line(quiet(words.ABSENT))]
+    parts = [line(f"stops by {_moment(document, run.get('stop_at'))}"), line(quiet(f"cutoff {_moment(document, run.get('cutoff_at'))}"))]
     left = number(run.get("time_left_seconds"))
-    return [*spans, quiet(f" · {words.duration(left)} left")] if left is not None else spans
+    return [*parts, line(quiet(f"{words.duration(left)} left"))] if left is not None else parts
 
 
 def _moment(document: Document, text: Any) -> str:
@@ -169,6 +173,6 @@ def _attempts(run: Document) -> list[Line]:
     return lines or [line(quiet("none yet"))]
 
 
-def _selectable(run: Document) -> list[Span]:
+def _selectable(run: Document) -> Line:
     found = run.get("selectable")
-    return [Span("yes")] if found is True else [quiet(words.one_line(found) if found else words.UNKNOWN)]
+    return line("yes") if found is True else line(quiet(words.one_line(found) if found else words.UNKNOWN))
