@@ -222,7 +222,7 @@ def _candidate(resolution: Resolution, candidate: ResolvedCandidate) -> Candidat
     section = candidate.section
     directory, cap = section.working_directory, section.memory_cap
     return CandidatePlan(
-        name=candidate.name, host=section.host, task=_task(candidate), command=tuple(section.command) if section.command else None,
+        name=candidate.name, host=section.host, task=_task(resolution, candidate), command=tuple(section.command) if section.command else None,
         environment=dict(section.environment), working_directory=None if directory is None else str(resolution.absolute(directory)),
         signal=SignalTarget(section.signal), memory_host_bytes=int(cap.host), memory_accelerator_bytes=int(cap.accelerator),
         memory_demand=CapGrade(cap.demand),
@@ -235,8 +235,9 @@ def _candidate(resolution: Resolution, candidate: ResolvedCandidate) -> Candidat
     )
 
 
-def _task(candidate: ResolvedCandidate) -> dict[str, Any] | None:
-    """task.json of docs/ARCHITECTURE.md without `data`: its paths exist once the coordinator has staged them."""
+def _task(resolution: Resolution, candidate: ResolvedCandidate) -> dict[str, Any] | None:
+    """task.json of docs/ARCHITECTURE.md without `data`: its paths exist once the coordinator has staged them. Patience counts by the same
+    improvement that the selection asks for."""
     training = candidate.section.training
     if training is None:
         return None
@@ -245,8 +246,8 @@ def _task(candidate: ResolvedCandidate) -> dict[str, Any] | None:
         "schema": TASK_SCHEMA, "task": training.task, "model": {"config": candidate.config}, "window": training.window, "batch": training.batch,
         "micro_batch": training.micro_batch, "steps": training.steps, "seed": training.seed, "optimizer": training.optimizer.model_dump(),
         "checkpoint": {"every_steps": checkpoint.every_steps, "every_seconds": float(checkpoint.every), "keep": checkpoint.keep},
-        "validation": validation.model_dump(), "threads": training.threads, "device": training.device, "precision": training.precision,
-        "log_every": training.log_every,
+        "validation": {**validation.model_dump(), "minimum_improvement": resolution.file.selection.minimum_improvement},
+        "threads": training.threads, "device": training.device, "precision": training.precision, "log_every": training.log_every,
     }
 
 

@@ -171,9 +171,9 @@ def _check_training(resolution: Resolution, candidate: ResolvedCandidate) -> Non
             "choose a divisor of the batch"
         )
     warmup = training.optimizer.warmup
-    if training.steps and warmup > training.steps:
+    if training.steps and warmup >= training.steps:
         tree.fault(
-            where(("training", "optimizer", "warmup")), f"warmup {warmup} is longer than all {training.steps} steps", "lower warmup or raise steps"
+            where(("training", "optimizer", "warmup")), f"warmup {warmup} leaves none of {training.steps} steps", "lower warmup or raise steps"
         )
     for role in ("train", "validation"):
         if role not in (resolution.tree.value.get("data") or {}):

@@ -12,6 +12,7 @@ from fleetd.campaign import Plan
 from fleetd.plan import LoadedPlan, load_plan, plan_schema
 from fleetd.wire import decode, encode
 from policies.facts import GIB, MIB, SignalTarget, Split
+from trainer.config import TrainTask, parse_task
 
 ROOT = Path(__file__).resolve().parent.parent
 MANPAGES = ROOT / "examples" / "manpages" / "plan.yaml"
@@ -175,3 +176,15 @@ def test_the_schema_for_editors_is_current_and_describes_its_keys() -> None:
     reserve = kept["$defs"]["ReserveSection"]["properties"]
     assert reserve["minimum"]["default"] == "2h" and "Never less" in reserve["minimum"]["description"]
     assert kept["additionalProperties"] is False
+
+
+@pytest.mark.parametrize("name", ["slow", "middle", "fast"])
+def test_our_trainer_accepts_the_tasks_that_the_example_resolves_to(name: str) -> None:
+    """The plan and the trainer check the same settings, each for itself: they must not drift apart."""
+    (task,) = [candidate.task for candidate in load_plan(MANPAGES, now=NOW).plan.candidates if candidate.name == name]
+    assert task is not None
+    data = {role: {"path": "/data", "digest": "0" * 64, "split": role} for role in ("train", "validation")}
+    parsed = parse_task({**task, "data": data}, where="here")
+    assert isinstance(parsed, TrainTask)
+    assert (parsed.steps, parsed.optimizer.lr, parsed.checkpoint.every_seconds) == (task["steps"], task["optimizer"]["lr"], 300.0)
+    assert parsed.validation.minimum_improvement == 0.001

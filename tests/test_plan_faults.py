@@ -78,7 +78,7 @@ def test_the_plan_that_these_tests_change_is_valid(tmp_path: Path) -> None:
     ("steps: 10", "steps: ten", ("defaults.training.steps:", "expected a whole number, found text 'ten'")),
     ("steps: 10", "steps: 10, micro_batch: 3", ("defaults.training.micro_batch:", "3 does not divide batch 8")),
     ("lr: 0.001", "lr: .nan", ("defaults.training.optimizer.lr:", "nan is")),
-    ("lr: 0.001", "lr: 0.001, warmup: 11", ("defaults.training.optimizer.warmup:", "longer than all 10 steps")),
+    ("lr: 0.001", "lr: 0.001, warmup: 10", ("defaults.training.optimizer.warmup:", "10 leaves none of 10 steps")),
     (", optimizer: {lr: 0.001}", "", ("candidates.one:", "training needs optimizer.lr")),
     ("config: {model_type: llama}", "config: nowhere.json", ("defaults.training.model.config:", "nowhere.json", "No such file")),
     ("model_type: llama", "model_type: bert", ("defaults.training.model.config:", "model_type is 'bert'")),
