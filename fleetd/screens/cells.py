@@ -1,14 +1,15 @@
 """One run as named cells. The table of the status, the live table and the progress lines all take them, so that one fact reads the same.
 
-`?` is unknown where something should be known, `—` is not there yet, `~` marks a value that is older than the host's last look.
+`?` is unknown where something should be known, `—` is not there yet, `~` marks a value that was read more than a few seconds ago.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 
 from fleetd.screens import layout, words
-from fleetd.screens.document import WAITING_STATES, Document, is_settled, number, seen_age, sight
+from fleetd.screens.document import WAITING_STATES, Document, is_settled, number, seconds_between, sight
 from fleetd.screens.layout import Column, Line, Span, Tone
 
 FRESH_SECONDS_MAX = 5.0
@@ -38,8 +39,8 @@ def folded_parts(columns: Sequence[Column], row: Mapping[str, Span]) -> list[Lin
     return layout.folded_parts([each for each in columns if row[each.key].text != words.ABSENT], row)
 
 
-def run_cells(run: Document) -> dict[str, Span]:
-    """One run as named cells. `?` is unknown, `—` is not there yet, `~` marks a value that is older than the host's last look."""
+def run_cells(run: Document, now: datetime | None) -> dict[str, Span]:
+    """One run as named cells, at the moment of its document."""
     return {
         "candidate": Span(words.one_line(run.get("candidate") or run["run_id"]), Tone.STRONG),
         "state": state_span(run),
@@ -50,7 +51,7 @@ def run_cells(run: Document) -> dict[str, Span]:
         "best": best_span(run),
         "memory": memory_span(run),
         "checkpoint": checkpoint_span(run),
-        "last_step": last_step_span(run),
+        "last_step": last_step_span(run, now),
         "restarts": restarts_span(run),
     }
 
@@ -83,7 +84,8 @@ def memory_span(run: Document) -> Span:
     """`1.20/2.00 GiB E enforced`: host memory of the tree against its cap, and how strongly the strongest mechanism holds it."""
     memory = run.get("memory") or {}
     if run.get("state") in WAITING_STATES:
-        return Span(f"{words.ABSENT} of {words.size(number(memory.get('host_cap_bytes')))}", Tone.QUIET)
+        cap = number(memory.get("host_cap_bytes"))
+        return Span(words.ABSENT if cap is None else f"{words.ABSENT} of {words.size(cap)}", Tone.QUIET)
     used = sight(memory.get("host_bytes"))
     count = None if is_settled(run) else number(used.value)
     cap = number(memory.get("host_cap_bytes"))
@@ -100,8 +102,13 @@ def grade(memory: Document) -> str:
     found = [str(part.get("grade")) for name, part in parts.items() if name in {"cgroup", "sampler"} and isinstance(part, dict)]
     if not found:
         return f"{words.UNKNOWN} grade unknown"
-    best = max(found, key=lambda each: _GRADE_STRENGTH.get(each, -1))
-    return f"{best[:1].upper()} {best}"
+    return grade_words({"grade": max(found, key=lambda each: _GRADE_STRENGTH.get(each, -1))})
+
+
+def grade_words(part: Document) -> str:
+    """`E enforced` for one mechanism."""
+    found = words.one_line(part.get("grade") or words.UNKNOWN)
+    return f"{found[:1].upper()} {found}"
 
 
 def checkpoint_span(run: Document) -> Span:
@@ -113,13 +120,15 @@ def checkpoint_span(run: Document) -> Span:
     return Span(words.ABSENT if none_due else "none verified", Tone.QUIET)
 
 
-def last_step_span(run: Document) -> Span:
+def last_step_span(run: Document, now: datetime | None) -> Span:
+    """How long ago the last step was done: never less than the age of the look that told of it."""
     if run.get("state") in WAITING_STATES:
         return Span(words.ABSENT, Tone.QUIET)
     last = sight(run.get("last_step_at"))
     if last.value is None:
         return Span(words.UNKNOWN if run.get("state") == "running" else words.ABSENT, Tone.QUIET)
-    return Span(words.age(last.age_seconds), Tone.QUIET if is_settled(run) else Tone.PLAIN)
+    ages = [age for age in (last.age_seconds, seconds_between(last.value, now)) if age is not None]
+    return Span(words.age(max(ages, default=None)), Tone.QUIET if is_settled(run) else Tone.PLAIN)
 
 
 def restarts_span(run: Document) -> Span:
@@ -140,12 +149,8 @@ def _measured(run: Document, key: str, spoken: Callable[[float], str]) -> Span:
 
 
 def _mark(run: Document, age_seconds: float | None) -> str:
-    """`~` before a value of a live run that is older than a few seconds and older than its last step, whose age has its own column."""
-    if age_seconds is None or age_seconds <= FRESH_SECONDS_MAX or is_settled(run):
-        return ""
-    look, last_step = seen_age(run), sight(run.get("last_step_at")).age_seconds
-    stale_look = look is None or look > FRESH_SECONDS_MAX
-    return "~" if stale_look or last_step is None or age_seconds > last_step + FRESH_SECONDS_MAX else ""
+    """`~` before a value of a live run that was read more than a few seconds ago; a note says how long."""
+    return "~" if age_seconds is not None and age_seconds > FRESH_SECONDS_MAX and not is_settled(run) else ""
 
 
 def when(age_seconds: float | None) -> str:

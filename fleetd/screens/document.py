@@ -9,10 +9,12 @@ from __future__ import annotations
 import difflib
 import math
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from fleetd.screens.words import plural
 from policies.errors import NotFound, RequestRefused
+from policies.facts import format_moment, parse_moment
 
 Document = dict[str, Any]
 
@@ -45,6 +47,22 @@ def number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
+def moment_of(document: Document) -> datetime | None:
+    """The moment at which the coordinator made the document; every age in it counts from there."""
+    try:
+        return parse_moment(document["at"])
+    except (KeyError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def seconds_between(earlier: Any, now: datetime | None) -> float | None:
+    """Seconds from a moment of the document to `now`, never below zero; None when either is unknown."""
+    try:
+        return None if now is None else max(0.0, (now - parse_moment(earlier)).total_seconds())
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
 def is_settled(run: Document) -> bool:
     return run.get("state") in SETTLED_STATES
 
@@ -56,13 +74,18 @@ def seen_age(run: Document) -> float | None:
     return min(ages, default=None)
 
 
-def aged(document: Any, seconds: float) -> Any:
+def aged(document: Document, seconds: float) -> Document:
     """The document as it reads `seconds` after it was received: ages grow, times left shrink, the values stay what they were."""
-    if isinstance(document, list):
-        return [aged(item, seconds) for item in document]
-    if not isinstance(document, dict):
-        return document
-    return {key: _aged_number(key, value, seconds) for key, value in document.items()}
+    shown: Document = _aged(document, seconds)
+    if now := moment_of(document):
+        shown["at"] = format_moment(now + timedelta(seconds=seconds))
+    return shown
+
+
+def _aged(value: Any, seconds: float) -> Any:
+    if isinstance(value, list):
+        return [_aged(item, seconds) for item in value]
+    return {key: _aged_number(key, item, seconds) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _aged_number(key: str, value: Any, seconds: float) -> Any:
@@ -71,7 +94,7 @@ def _aged_number(key: str, value: Any, seconds: float) -> Any:
         return known + seconds
     if known is not None and (key.startswith("seconds_to_") or key == "time_left_seconds"):
         return known - seconds
-    return aged(value, seconds)
+    return _aged(value, seconds)
 
 
 def campaigns(document: Document) -> list[Document]:

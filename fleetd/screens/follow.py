@@ -13,7 +13,7 @@ from typing import Any
 
 from fleetd.screens import cells, layout, terminal, view_outcome, views, waiting, words
 from fleetd.screens.client import Client, CoordinatorAway
-from fleetd.screens.document import Document, Target, campaigns, is_over, is_settled, number, runs_of, sight
+from fleetd.screens.document import Document, Target, campaigns, is_over, is_settled, moment_of, number, runs_of, sight
 from fleetd.screens.layout import Line, Span, Tone, line, quiet
 from policies.errors import EXIT_INTERRUPTED, EXIT_UNREACHABLE, NotFound
 
@@ -111,9 +111,9 @@ def _run_changes(was: Document, run: Document) -> list[Line]:
     return lines
 
 
-def progress_line(run: Document) -> Line:
+def progress_line(run: Document, document: Document) -> Line:
     """`lr-high running 123/400 · loss 5.231 · 2.13 steps/s · 1.20/2.00 GiB E enforced`."""
-    row = cells.run_cells(run)
+    row = cells.run_cells(run, moment_of(document))
     parts = [line(row["candidate"], "  ", row["state"], "  ", row["step"])]
     shown = [column for column in cells.RUN_COLUMNS if column.key in {"loss", "rate", "memory"}]
     return layout.packed(parts + cells.folded_parts(shown, row), width=10_000, hanging=0)[0]
@@ -143,7 +143,8 @@ def _plain() -> Draw:
         if time.monotonic() - shown_at >= PLAIN_SECONDS:
             shown_at = time.monotonic()
             terminal.show([view_outcome.header(document, campaign)])
-            terminal.show(layout.indented(progress_line(run), 2) for run in runs_of(document, campaign["campaign_id"]) if not is_settled(run))
+            at_work = [run for run in runs_of(document, campaign["campaign_id"]) if not is_settled(run)]
+            terminal.show(layout.indented(progress_line(run, document), 2) for run in at_work)
 
     return draw
 
@@ -180,7 +181,7 @@ class _Live:
         width = self._console.width
         grid = Table.grid(padding=(0, 2, 0, 0))
         runs = runs_of(document, campaign["campaign_id"])
-        rows = [cells.run_cells(run) for run in runs]
+        rows = [cells.run_cells(run, moment_of(document)) for run in runs]
         columns = [each for each in cells.RUN_COLUMNS if each.key in {"candidate", "state", "step", "loss", "rate", "memory"}]
         kept, _ = layout.fit(columns, rows, width - 12)
         for run, row in zip(runs, rows, strict=True):

@@ -21,12 +21,12 @@ from textual.widgets import DataTable, Footer, Static
 from fleetd.paths import StatePaths
 from fleetd.screens import cells, layout, terminal, view_run, views, words
 from fleetd.screens.client import Client
-from fleetd.screens.document import Document, aged, find, narrow, runs_of
+from fleetd.screens.document import Document, aged, find, moment_of, narrow, runs_of
 from fleetd.screens.layout import Line, Span, line, quiet
 from fleetd.screens.styles import rich_lines
 from fleetd.screens.tui_parts import Ask, Help, RunLog, RunTable
 from policies.errors import ExplainedError
-from policies.facts import StopMode, parse_moment
+from policies.facts import StopMode
 
 LOOK_SECONDS = 1.0
 ANSWER_SECONDS_MAX = 3.0
@@ -138,7 +138,7 @@ class FleetScreen(Screen[None]):
         if self._document is None:
             return None
         age = time.monotonic() - self._received_at
-        document: Document = aged(self._document, age)
+        document = aged(self._document, age)
         if self._fault is not None or age > BLIND_AFTER_SECONDS:
             why = self._fault.title if self._fault is not None else "the coordinator has not answered"
             text = f"{why}; what you see is {words.duration(age)} old, runs go on"
@@ -168,7 +168,7 @@ class FleetScreen(Screen[None]):
         notes = [spans for campaign in whole for spans in views.outcome_notes(campaign)]
         self._put("#campaigns", headers + notes or [line(quiet("no campaign yet: "), "fleetd launch PLAN")])
         runs = [run for campaign in whole for run in runs_of(document, campaign["campaign_id"])]
-        self.query_one(RunTable).show_runs(runs, {each["campaign_id"]: str(each.get("name")) for each in whole}, width)
+        self.query_one(RunTable).show_runs(document, runs, {each["campaign_id"]: str(each.get("name")) for each in whole}, width)
         self._redraw_pane()
 
     def _redraw_pane(self) -> None:
@@ -181,7 +181,7 @@ class FleetScreen(Screen[None]):
         self._put("#about", self._full(document, run, width) if self._in_full else self._compact(document, run, width))
 
     def _compact(self, document: Document, run: Document, width: int) -> list[Line]:
-        row: dict[str, Span] = cells.run_cells(run)
+        row: dict[str, Span] = cells.run_cells(run, moment_of(document))
         folded = [each for each in self.query_one(RunTable).folded if each.key in row]
         lines = layout.packed([line(row["candidate"]), *cells.folded_parts(folded, row)], width, hanging=2)
         for note in views.run_notes(run, document):
@@ -193,9 +193,9 @@ class FleetScreen(Screen[None]):
         events = self._events.get(run["run_id"])
         if events:
             lines += [layout.EMPTY_LINE, line(quiet("last events"))]
-            now = parse_moment(document["at"]) if document.get("at") else None
             for event in events:
-                lines += [layout.indented(each, 2) for each in layout.wrapped(view_run.event_line(event, now, short=True), width - 2, hanging=2)]
+                spans = view_run.event_line(event, moment_of(document), short=True)
+                lines += [layout.indented(each, 2) for each in layout.wrapped(spans, width - 2, hanging=2)]
         return lines
 
     def _put(self, selector: str, lines: list[Line]) -> None:

@@ -14,7 +14,7 @@ from textual.widgets import DataTable, Footer, RichLog, Static
 from fleetd.paths import StatePaths
 from fleetd.screens import cells, layout, streams, words
 from fleetd.screens.client import LOG_CHUNK_BYTES, Client
-from fleetd.screens.document import Document
+from fleetd.screens.document import Document, moment_of
 from fleetd.screens.layout import Column, Span, Tone
 from fleetd.screens.styles import rich_line
 from policies.errors import ExplainedError, NotFound
@@ -52,9 +52,9 @@ class RunTable(DataTable[object]):
         self.folded: list[Column] = []
         self._shown: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
-    def show_runs(self, runs: Sequence[Document], campaign_names: dict[str, str], width: int) -> None:
+    def show_runs(self, document: Document, runs: Sequence[Document], campaign_names: dict[str, str], width: int) -> None:
         """Make the table show these runs; cells change in place where the rows are the same."""
-        rows = {run["run_id"]: cells.run_cells(run) for run in runs}
+        rows = {run["run_id"]: cells.run_cells(run, moment_of(document)) for run in runs}
         columns: tuple[Column, ...] = cells.RUN_COLUMNS
         if len(campaign_names) > 1:
             columns = (CAMPAIGN_COLUMN, *columns)

@@ -41,8 +41,8 @@ def outcome_lines(document: Document, campaign: Document, *, width: int) -> list
 
 
 def selection_lines(selection: Document, *, width: int) -> list[Line]:
-    """The candidates with their best validation value and the reason; the chosen one is marked by a star."""
-    table = [row for row in selection.get("table") or [] if isinstance(row, dict)]
+    """Each candidate's best checkpoint and the reason; the chosen one is marked by a star. The report has every checkpoint."""
+    table = _best_rows([row for row in selection.get("table") or [] if isinstance(row, dict)], selection)
     rows = [_selection_row(row, selection) for row in table[:TABLE_ROWS_MAX]]
     if not rows:
         return [line(quiet("no candidate was judged"))]
@@ -50,7 +50,7 @@ def selection_lines(selection: Document, *, width: int) -> list[Line]:
     lines = [layout.header_line(columns, rows)]
     for row in rows:
         lines.append(layout.row_line(columns, row, rows))
-        lines += [layout.indented(each, 2) for each in layout.packed(layout.folded_parts(folded, row), width - 2, hanging=0)]
+        lines += [layout.indented(each, 4) for each in layout.packed(layout.folded_parts(folded, row), width - 4, hanging=0)]
     if len(table) > TABLE_ROWS_MAX:
         lines.append(line(quiet(f"and {len(table) - TABLE_ROWS_MAX} more: see the report")))
     return lines
@@ -63,11 +63,12 @@ def result_lines(split: str, result: Document, *, width: int) -> list[Line]:
         {"family": Span(words.one_line(family)), **{who: _perplexity(values, who) for who in ("base", "selected", "unigram")}}
         for family, values in sorted(families.items())
     ]
-    title = line(Span(f"{words.one_line(split)}: perplexity by language", Tone.STRONG), quiet(_rows_note(result)))
+    heading = line(Span(f"{words.one_line(split)}: perplexity by language", Tone.STRONG))
+    title = layout.packed([heading, *(line(quiet(note)) for note in _notes(result))], width, hanging=2)
     if not rows:
-        return [title, line(quiet("no figures by language in the result"))]
+        return [*title, line(quiet("no figures by language in the result"))]
     columns, _ = layout.fit(RESULT_COLUMNS, rows, width)
-    lines = [title, layout.header_line(columns, rows), *(layout.row_line(columns, row, rows) for row in rows)]
+    lines = [*title, layout.header_line(columns, rows), *(layout.row_line(columns, row, rows) for row in rows)]
     worse = [family for family, values in sorted(families.items()) if _is_worse(values)]
     if worse:
         lines.append(line(Span(f"! not below the unigram model in: {', '.join(worse)}", Tone.BAD)))
@@ -91,10 +92,9 @@ def next_lines(document: Document, campaign: Document) -> list[Line]:
 def families_of(result: Document) -> dict[str, dict[str, float]]:
     """`{language: {base, selected, unigram}}` in nats per token, from the headline figures of one split."""
     found: dict[str, dict[str, float]] = {}
-    for who in ("base", "selected", "unigram"):
-        look = result.get(who)
-        for family, value in ((look.get("families") or {}) if isinstance(look, dict) else {}).items():
-            if (nats := number(value)) is not None:
+    for who, figures in (result.get("models") or {}).items():
+        for family, scored in ((figures or {}).get("families") or {}).items():
+            if (nats := number((scored or {}).get("nll"))) is not None:
                 found.setdefault(family, {})[who] = nats
     return found
 
@@ -103,8 +103,8 @@ def _verdict(document: Document, campaign: Document) -> Line:
     stage = str(campaign.get("stage") or words.UNKNOWN)
     tone = Tone.GOOD if stage in {"evaluated", "frozen"} else Tone.BAD if stage == "failed" else Tone.WARN
     parts = [Span(f"{words.one_line(campaign.get('name') or words.UNKNOWN)} is {stage}", tone)]
-    selection = campaign.get("selection")
-    if isinstance(selection, dict):
+    selection = campaign.get("selection") or {}
+    if selection.get("checkpoint_digest"):
         digest = str(selection.get("checkpoint_digest") or words.UNKNOWN)[:12]
         parts.append(Span(f": {words.one_line(selection.get('candidate'))} at step {selection.get('step', words.UNKNOWN)} was chosen"))
         parts.append(quiet(f" (checkpoint {digest})"))
@@ -113,8 +113,27 @@ def _verdict(document: Document, campaign: Document) -> Line:
     return tuple(parts)
 
 
+def _best_rows(table: list[Document], selection: Document) -> list[Document]:
+    """One row a run: the chosen one, else its lowest eligible value, else the first reason against it. Best first."""
+    best: dict[str, Document] = {}
+    for row in table:
+        key = str(row.get("run_id"))
+        if key not in best or _row_rank(row, selection) < _row_rank(best[key], selection):
+            best[key] = row
+    return sorted(best.values(), key=lambda row: _row_rank(row, selection))
+
+
+def _row_rank(row: Document, selection: Document) -> tuple[bool, bool, float]:
+    value = number(row.get("value"))
+    return not _is_chosen(row, selection), not row.get("eligible"), math.inf if value is None or math.isnan(value) else value
+
+
+def _is_chosen(row: Document, selection: Document) -> bool:
+    return selection.get("run_id") is not None and (row.get("run_id"), row.get("step")) == (selection.get("run_id"), selection.get("step"))
+
+
 def _selection_row(row: Document, selection: Document) -> Mapping[str, Span]:
-    chosen = row.get("run_id") == selection.get("run_id") and row.get("step") == selection.get("step")
+    chosen = _is_chosen(row, selection)
     tone = Tone.GOOD if chosen else Tone.PLAIN if row.get("eligible") else Tone.QUIET
     step = words.ABSENT if row.get("step") is None else str(row["step"])
     value = words.ABSENT if number(row.get("value")) is None else words.loss(number(row["value"]))
@@ -135,12 +154,14 @@ def _is_worse(values: Mapping[str, float]) -> bool:
     return "selected" in values and "unigram" in values and not values["selected"] < values["unigram"]
 
 
-def _rows_note(result: Document) -> str:
-    rows, value = number(result.get("rows")), number((result.get("selected") or {}).get("value"))
+def _notes(result: Document) -> list[str]:
+    rows, nats = number(result.get("rows")), number(((result.get("models") or {}).get("selected") or {}).get("nll"))
     parts = [f"{rows:.0f} documents"] if rows is not None else []
-    if value is not None and math.isfinite(value):
-        parts.append(f"{words.loss(value)} nats per token over all")
-    return f"  ({', '.join(parts)})" if parts else ""
+    if nats is not None and math.isfinite(nats):
+        parts.append(f"{words.loss(nats)} nats per token, mean of languages")
+    if result.get("exploratory"):
+        parts.append("exploratory: not the first look")
+    return parts
 
 
 def header(document: Document, campaign: Document) -> Line:

@@ -7,9 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from fleetd.screens import cells, layout, views, words
-from fleetd.screens.document import Document, is_settled, number, sight
+from fleetd.screens.document import Document, is_settled, moment_of, number, sight
 from fleetd.screens.layout import Line, Span, Tone, line, quiet
-from policies.facts import parse_moment
 
 DIGEST_SHOWN = 12
 ATTEMPTS_SHOWN_MAX = 6
@@ -18,7 +17,7 @@ LABEL_WIDTH = 12
 
 def run_details(document: Document, run: Document, *, width: int) -> list[Line]:
     """Identity, progress, checkpoints, memory part by part, times, attempts and alarms of one run."""
-    row = cells.run_cells(run)
+    row = cells.run_cells(run, moment_of(document))
     lines = [line(row["candidate"], quiet(f"  {run['run_id']}"))]
     parts_by_label: list[tuple[str, list[Line]]] = [
         ("state", [line(row["state"], quiet(f" for {views.elapsed(document, run.get('since'))}")), *_kind(run)]),
@@ -143,10 +142,8 @@ def _memory(run: Document) -> list[Line]:
 def _mechanisms(run: Document) -> list[Line]:
     """Each mechanism of the cap: how strongly it holds, and by what means."""
     found = ((run.get("memory") or {}).get("parts") or {}).items()
-    return [
-        line(quiet(f"{words.one_line(name)}: "), words.one_line(part.get("grade", words.UNKNOWN)), quiet(f"  {words.one_line(part.get('means', ''))}"))
-        for name, part in found if isinstance(part, dict)
-    ]
+    told = [(words.one_line(name), part) for name, part in found if isinstance(part, dict)]
+    return [line(quiet(f"{name}: "), cells.grade_words(part), quiet("  " + words.one_line(part.get("means", "")))) for name, part in told]
 
 
 def _times(document: Document, run: Document) -> list[Line]:
@@ -158,7 +155,7 @@ def _times(document: Document, run: Document) -> list[Line]:
 
 
 def _moment(document: Document, text: Any) -> str:
-    return words.moment(text, parse_moment(document["at"]) if document.get("at") else None)
+    return words.moment(text, moment_of(document))
 
 
 def _attempts(run: Document) -> list[Line]:

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from fleetd.screens import cells, layout, words
@@ -17,8 +16,10 @@ from fleetd.screens.document import (
     campaigns,
     is_over,
     is_settled,
+    moment_of,
     number,
     runs_of,
+    seconds_between,
     seen_age,
     sight,
 )
@@ -90,7 +91,7 @@ def campaign_lines(document: Document, campaign: Document, *, width: int) -> lis
 
 def campaign_header(document: Document, campaign: Document, *, width: int) -> list[Line]:
     """Name and id; stage and since when; deadline and cutoff."""
-    now = _now(document)
+    now = moment_of(document)
     parts = [line(_stage_span(campaign), quiet(f" for {elapsed(document, campaign.get('since'))}"))]
     if not is_over(document, campaign):
         parts.append(line(f"deadline {words.moment(campaign.get('deadline_at'), now)}, {words.until(number(campaign.get('seconds_to_deadline')))}"))
@@ -115,7 +116,7 @@ def run_table(found: list[Document], document: Document, *, width: int) -> list[
     """One row a run; values without a column, and notes, go below their row."""
     if not found:
         return []
-    rows = [cells.run_cells(run) for run in found]
+    rows = [cells.run_cells(run, moment_of(document)) for run in found]
     columns, folded = layout.fit(cells.RUN_COLUMNS, rows, width)
     lines = [layout.header_line(columns, rows)]
     for run, row in zip(found, rows, strict=True):
@@ -142,8 +143,7 @@ def run_notes(run: Document, document: Document, *, selectable: bool = True) -> 
     if seen is not None and seen > cells.FRESH_SECONDS_MAX and not is_settled(run):
         notes.append(line(Span(f"~ last look {words.age(seen)}: the values marked ~ are that old", Tone.WARN)))
     if run.get("state") == "backoff" and run.get("next_attempt_at"):
-        ago = _seconds_since(document, run["next_attempt_at"])
-        notes.append(line(f"next attempt {words.until(None if ago is None else -ago)}"))
+        notes.append(line(f"next attempt {words.until(_seconds_until(document, run['next_attempt_at']))}"))
     if selectable and isinstance(run.get("selectable"), str) and is_settled(run) and run.get("kind", "train") == "train":
         notes.append(line(quiet(f"not selectable: {words.one_line(run['selectable'])}")))
     return notes
@@ -197,20 +197,13 @@ def _host_state(host: Document, document: Document) -> list[Span]:
 
 def elapsed(document: Document, since: Any) -> str:
     """How long ago a moment of the document was, by the document's own clock."""
-    seconds = _seconds_since(document, since)
+    seconds = seconds_between(since, moment_of(document))
     return words.UNKNOWN if seconds is None else words.duration(seconds)
 
 
-def _now(document: Document) -> datetime | None:
+def _seconds_until(document: Document, moment: Any) -> float | None:
+    now = moment_of(document)
     try:
-        return parse_moment(document["at"])
-    except (KeyError, ValueError, TypeError, AttributeError):
-        return None
-
-
-def _seconds_since(document: Document, moment: Any) -> float | None:
-    now = _now(document)
-    try:
-        return None if now is None else (now - parse_moment(moment)).total_seconds()
+        return None if now is None else (parse_moment(moment) - now).total_seconds()
     except (ValueError, TypeError, AttributeError):
         return None

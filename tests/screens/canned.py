@@ -64,7 +64,7 @@ def campaign(run_ids: list[str], **changes: Any) -> dict[str, Any]:
     body = {
         "campaign_id": CAMPAIGN, "name": "manpages", "stage": "training", "detail": "", "since": "2026-11-30T11:41:00.000000Z",
         "launched_at": "2026-11-30T11:40:00.000000Z", "deadline_at": "2026-11-30T13:15:00.000000Z", "cutoff_at": "2026-11-30T13:00:00.000000Z",
-        "last_safe_stop_at": "2026-11-30T12:58:00.000000Z", "seconds_to_deadline": 4500.0, "seconds_to_last_safe_stop": 3480.0,
+        "last_safe_stop_at": "2026-11-30T12:58:00.000000Z", "is_over": False, "seconds_to_deadline": 4500.0, "seconds_to_last_safe_stop": 3480.0,
         "runs": run_ids, "selection": None, "frozen": None, "openings": [], "results": {}, "report": None, "directory": "/state/campaigns/c",
     }
     return {**body, **changes}
@@ -111,17 +111,20 @@ def evaluated() -> dict[str, Any]:
         run("evaluate-test", **{**settled, "kind": "evaluate", "step": known(None, None), "steps_planned": None, "best": known(None, None), "loss": known(None, None), "checkpoint": None}),
     ]
     table = [
-        {"run_id": runs[0]["run_id"], "candidate": "lr-high", "step": 400, "value": 4.812, "eligible": True, "because": "lowest criterion"},
-        {"run_id": runs[1]["run_id"], "candidate": "lr-mid", "step": 400, "value": 5.013, "eligible": True, "because": "0.201 above the chosen one"},
+        {"run_id": runs[0]["run_id"], "candidate": "lr-high", "step": 0, "value": 9.01, "eligible": True, "because": "the unchanged base, the first incumbent"},
+        {"run_id": runs[0]["run_id"], "candidate": "lr-high", "step": 400, "value": 4.812, "eligible": True, "because": "better than step 300 by 0.040000; chosen, the lowest of 2"},
+        {"run_id": runs[1]["run_id"], "candidate": "lr-mid", "step": 400, "value": 5.013, "eligible": True, "because": "better than step 300 by 0.051000; the best of its run, lr-high is lower"},
         {"run_id": runs[2]["run_id"], "candidate": "plain", "step": None, "value": None, "eligible": False, "because": "it wrote no validation predictions"},
     ]
     looks = {
         "selected": {"de": 5.9, "en": 6.1, "fr": 5.95, "ja": 6.4}, "base": {"de": 9.05, "en": 9.02, "fr": 9.1, "ja": 9.01},
         "unigram": {"de": 6.79, "en": 6.96, "fr": 7.18, "ja": 7.55},
     }
-    result = {"rows": 114, **{who: {"value": sum(families.values()) / 4, "families": families} for who, families in looks.items()}}
+    result = {"rows": 114, "exploratory": False, "models": {
+        who: {"nll": sum(families.values()) / 4, "families": {family: {"nll": nats} for family, nats in families.items()}} for who, families in looks.items()
+    }}
     return document(
-        runs=runs, verdict={"word": "OK", "text": "manpages is evaluated", "since": AT}, stage="evaluated", since="2026-11-30T11:50:00.000000Z",
+        runs=runs, verdict={"word": "OK", "text": "manpages is evaluated", "since": AT}, stage="evaluated", is_over=True, since="2026-11-30T11:50:00.000000Z",
         selection={"run_id": runs[0]["run_id"], "candidate": "lr-high", "step": 400, "checkpoint_digest": "ab" * 32, "value": 4.812, "table": table},
         frozen={"sha256": "cd" * 32, "at": "2026-11-30T11:49:00.000000Z"}, openings=[{"split": "test", "at": "2026-11-30T11:49:10.000000Z"}],
         results={"test": result}, report="/state/campaigns/c/report.html",
