@@ -1,0 +1,243 @@
+"""What a supervisor does next: one look at the run and the memory of it in, a list of actions with reasons out. Pure.
+
+    an attempt is not over                         no attempt lives
+      its leader is verified  → _alive               final           → Finish
+      it has ended            → _ended               stop was wished → Move stopped
+      it can't be verified    → nothing, an alarm    no time is left → Move finished (deadline)
+                                                     due             → Move starting, StartAttempt
+
+Every Move is a step of policies.lifecycle. Only a verified leader is asked; a tree is killed only where no stranger is near it.
+"""
+
+from __future__ import annotations
+
+from fleetd.host.causes import Cause, by_order, grace_of, memory_verdict, stop_cause, stop_moment, too_late
+from fleetd.host.history import Action, Alarm, Ask, AskAgain, ClearAlarm, EndAttempt, Finish, History, KillTree, Move, RecordExit, StartAttempt
+from fleetd.host.sight import AttemptSight, HostSight
+from fleetd.model import ExitRecord
+from policies import retries
+from policies.escalation import Rung, rung_at
+from policies.facts import OnReboot, Reason, RunState, StopMode, Want
+from policies.identity import Standing
+from policies.lifecycle import FINAL, SETTLED
+from policies.memory import Line
+from policies.stalls import Phase
+
+LEFTOVER_SECONDS = 2.0
+"""How long a tree may outlive its leader before what is left of it is killed: workers need a moment to notice."""
+EXIT_PATIENCE_SECONDS = 30.0
+LAUNCH_PATIENCE_SECONDS = 60.0
+LOCK_PATIENCE_SECONDS = 10.0
+"""A shim lets go of the trainer's lock a moment after it recorded the exit."""
+IDENTITY_PATIENCE_SECONDS = 10.0
+"""A process between fork, exec and its record can't be verified for a moment."""
+
+_WAITING = (RunState.STAGING, RunState.BACKOFF, RunState.HELD, RunState.STOPPED)
+
+
+def decide(sight: HostSight, history: History) -> tuple[Action, ...]:
+    """The actions of this tick, in order. The loop signals first and writes the record after; StartAttempt needs the record first."""
+    lives = sight.attempt is not None and not history.is_attempt_over and history.state not in FINAL
+    actions = _attempt(sight, sight.attempt, history) if lives and sight.attempt else _between(sight, history)
+    return (*_alarm_changes(sight, history), *actions)
+
+
+def _attempt(sight: HostSight, attempt: AttemptSight, history: History) -> tuple[Action, ...]:
+    entering = _into_attempt(history)
+    if attempt.standing is Standing.VERIFIED:
+        return (*entering, *_alive(sight, attempt, history))
+    if attempt.standing is None:
+        # Without a record the lock is the only trace of a trainer: while it is held, something of this attempt lives.
+        unstarted = attempt.exit is not None or (attempt.shim_is_alive is False and not sight.is_trainer_lock_held)
+        return (*entering, *(_ended(sight, attempt, history) if unstarted else ()))
+    if attempt.standing is Standing.GONE or (attempt.is_dead and attempt.tree_count == 0 and not sight.is_trainer_lock_held):
+        return (*entering, *_ended(sight, attempt, history))
+    return entering
+
+
+def _into_attempt(history: History) -> tuple[Action, ...]:
+    """An attempt that a lost journal no longer knew of: the directory rules, and the run is under way."""
+    return (Move(to=RunState.STARTING, reason=None, detail="found an attempt under way"),) if history.state in _WAITING else ()
+
+
+def _alive(sight: HostSight, attempt: AttemptSight, history: History) -> tuple[Action, ...]:
+    cause = stop_cause(sight, attempt, history)
+    if history.stop is not None:
+        return _climb(sight, history, cause)
+    has_begun = history.progress.phase is not Phase.LAUNCH or not sight.spec.contract
+    if cause is None:
+        begun = history.state is not RunState.RUNNING and has_begun and attempt.is_executed
+        return (Move(to=RunState.RUNNING, reason=None, detail=f"attempt {attempt.number} makes progress"),) if begun else ()
+    moving = () if history.state is RunState.STOPPING else (Move(to=RunState.STOPPING, reason=cause.reason, detail=cause.because),)
+    if cause.mode is StopMode.NOW:
+        return (*moving, KillTree(reason=cause.reason, because=cause.because))
+    return (*moving, Ask(reason=cause.reason, grace_seconds=grace_of(sight, history), because=cause.because))
+
+
+def _climb(sight: HostSight, history: History, cause: Cause | None) -> tuple[Action, ...]:
+    stop = history.stop
+    assert stop is not None
+    if cause is not None and cause.mode is StopMode.NOW and not stop.forced:
+        return (KillTree(reason=cause.reason, because=cause.because),)
+    waited_seconds = sight.boottime_seconds - stop.asked_seconds
+    rung = rung_at(asked_seconds_ago=max(0.0, waited_seconds), grace_seconds=stop.grace_seconds, mode=stop.mode)
+    if rung >= Rung.KILL:
+        because = f"still alive {waited_seconds:.1f} s after it was {'killed' if stop.forced else 'asked'}; its grace was {stop.grace_seconds:.1f} s"
+        return (*_stuck(rung, history, stop.reason), KillTree(reason=stop.reason, because=because))
+    if rung is Rung.ASK_AGAIN and not stop.asked_again:
+        return (AskAgain(because=f"no answer within the grace of {stop.grace_seconds:.1f} s; SIGKILL follows"),)
+    return ()
+
+
+def _stuck(rung: Rung, history: History, reason: Reason) -> tuple[Action, ...]:
+    if rung is not Rung.STUCK or history.state is RunState.STUCK:
+        return ()
+    return (Move(to=RunState.STUCK, reason=reason, detail="SIGKILL did not end the tree: a process waits in the kernel, or is not ours to kill"),)
+
+
+def _ended(sight: HostSight, attempt: AttemptSight, history: History) -> tuple[Action, ...]:
+    """The leader is gone (or never was). First the rest of its tree has to go, then its exit has to be known, then it is judged."""
+    if attempt.tree_count:
+        return _leftover(sight, attempt, history)
+    if attempt.tree_count is None and attempt.standing is not None and not attempt.host_rebooted:
+        return ()
+    if attempt.exit is None:
+        # A living shim saw the exit and writes it down as soon as the disk lets it.
+        return () if attempt.shim_is_alive else (RecordExit(because="no shim is left to record it"),)
+    return _conclude(sight, attempt, history, attempt.exit)
+
+
+def _leftover(sight: HostSight, attempt: AttemptSight, history: History) -> tuple[Action, ...]:
+    if history.leader_gone_seconds is None or sight.boottime_seconds - history.leader_gone_seconds < LEFTOVER_SECONDS:
+        return ()
+    stop = history.stop
+    reason = stop.reason if stop is not None else Reason.USER if by_order(sight) else Reason.EXIT_NONZERO
+    rung = Rung.KILL
+    if stop is not None and stop.forced:
+        rung = rung_at(asked_seconds_ago=max(0.0, sight.boottime_seconds - stop.asked_seconds), grace_seconds=0.0, mode=StopMode.NOW)
+    because = f"{attempt.tree_count} of its processes outlived the trainer"
+    return (*_stuck(rung, history, reason), KillTree(reason=reason, because=because))
+
+
+def _conclude(sight: HostSight, attempt: AttemptSight, history: History, record: ExitRecord) -> tuple[Action, ...]:
+    facts = retries.ExitFacts(
+        exit_code=record.exit_code, signal=record.signal, oom_kill_count=attempt.oom_kill_count, host_rebooted=attempt.host_rebooted,
+        forced=history.stop is not None and history.stop.forced,
+    )
+    outcome = _never_ran(record) or retries.outcome_of_exit(facts, contract=sight.spec.contract, asked=_asked(sight, history, record))
+    ending = EndAttempt(reason=outcome.reason, detail=outcome.detail)
+    if outcome.state is RunState.BACKOFF:
+        return (ending, _try_again(sight, attempt, history, outcome))
+    return (ending, Move(to=outcome.state, reason=outcome.reason, detail=outcome.detail, evidence=_evidence(record)))
+
+
+def _never_ran(record: ExitRecord) -> retries.Outcome | None:
+    """What the shim says of a trainer that it could not start at all; None when one ran, or when the deadline was the reason."""
+    text, reason = record.evidence.get("start"), record.evidence.get("reason")
+    if text is None or reason not in (Reason.CONFIG, Reason.PREFLIGHT, Reason.LAUNCH_TIMEOUT):
+        return None
+    state = RunState.BACKOFF if reason == Reason.LAUNCH_TIMEOUT else RunState.FAILED
+    return retries.Outcome(state=state, reason=Reason(reason), detail=f"it could not be started: {text}")
+
+
+def _asked(sight: HostSight, history: History, record: ExitRecord) -> Reason | None:
+    """Why the attempt was asked to end. Past the last safe moment the shim, or our trainer's own cutoff, may have done it."""
+    if history.stop is not None and history.stop.reason is not Reason.EXIT_NONZERO:
+        return history.stop.reason
+    stop_at = stop_moment(sight, history)
+    by_itself = sight.spec.contract and history.progress.last_event == "stop" and "cutoff" in history.progress.last_because
+    by_shim = "asked_at" in record.evidence or "killed_at" in record.evidence
+    late = stop_at is not None and (record.at >= stop_at or by_itself or by_shim)
+    return Reason.DEADLINE if late else None
+
+
+def _try_again(sight: HostSight, attempt: AttemptSight, history: History, outcome: retries.Outcome) -> Move:
+    reason, detail = outcome.reason, outcome.detail
+    assert reason is not None, "what is tried again has a reason"
+    want = by_order(sight)
+    if want is not None:
+        return _settle(want, f"{detail}; {want.because}")
+    if (late := too_late(sight, history)) is not None:
+        return Move(to=RunState.FINISHED, reason=Reason.DEADLINE, detail=f"{detail}; {late}")
+    if history.state is RunState.STUCK:
+        return Move(to=RunState.HELD, reason=reason, detail=f"{detail}; it had been stuck, so a person decides")
+    if attempt.host_rebooted and sight.spec.on_reboot is OnReboot.HOLD:
+        return Move(to=RunState.HELD, reason=Reason.HOST_REBOOTED, detail=f"{detail}; on_reboot is hold")
+    terms = sight.spec.restarts
+    newest = max((seen.step for seen in history.checkpoints), default=-1)
+    limits = retries.RestartLimits(
+        restarts_max=terms.restarts_max, window_seconds=terms.window_seconds, first_seconds=terms.first_seconds,
+        ceiling_seconds=terms.ceiling_seconds,
+    )
+    verdict = retries.next_try(
+        reason=reason, run_id=sight.spec.run_id, attempt=attempt.number, now=sight.time.now, restarts=history.restarts,
+        fruitless_count=0 if newest > history.step_at_start else history.fruitless_count,
+        limits=limits,
+    )
+    if isinstance(verdict, retries.TryAgain):
+        return Move(to=RunState.BACKOFF, reason=reason, detail=f"{detail}; {verdict.because}", next_attempt_at=verdict.at)
+    return Move(to=verdict.state, reason=reason, detail=f"{detail}; {verdict.because}")
+
+
+def _evidence(record: ExitRecord) -> dict[str, object]:
+    return {"observed_by": record.observed_by, "wait_status": record.wait_status, **record.evidence}
+
+
+def _between(sight: HostSight, history: History) -> tuple[Action, ...]:
+    """No attempt lives. What the run waits for, and whether that has come."""
+    state, want = history.state, sight.want
+    if state in FINAL:
+        return (Finish(because=f"the run is {state}"),)
+    order = by_order(sight)
+    if order is not None and state is not RunState.STOPPED:
+        return (_settle(order, order.because),)
+    is_woken = want is not None and want.want is Want.RUN and want.sequence > history.rest_sequence
+    if state is RunState.STOPPED and not is_woken:
+        return (Finish(because="the run is stopped"),)
+    if (late := too_late(sight, history)) is not None:
+        return (Move(to=RunState.FINISHED, reason=Reason.DEADLINE, detail=late),)
+    if state is RunState.HELD and not is_woken:
+        return ()
+    if state is RunState.BACKOFF and history.next_attempt_at is not None and sight.time.now < history.next_attempt_at:
+        return ()
+    if sight.is_trainer_lock_held or not sight.is_durable or memory_verdict(sight).line is not Line.NONE:
+        return ()  # an alarm, or the journal's health, says what it waits for
+    because = "first start" if history.attempt == 0 else f"attempt {history.attempt + 1}"
+    moving = () if state is RunState.STARTING else (Move(to=RunState.STARTING, reason=None, detail=because),)
+    return (*moving, StartAttempt(because=because))
+
+
+def _settle(order: Cause, detail: str) -> Move:
+    state = RunState.FINISHED if order.reason is Reason.DEADLINE else RunState.STOPPED
+    return Move(to=state, reason=order.reason, detail=detail)
+
+
+def _alarm_changes(sight: HostSight, history: History) -> tuple[Action, ...]:
+    due = _alarms_due(sight, history) if history.state not in SETTLED else {}
+    raised = [Alarm(key=key, text=text) for key, text in due.items() if key not in history.alarms]
+    cleared = [ClearAlarm(key=key) for key in history.alarms if key not in due]
+    return (*raised, *cleared)
+
+
+def _alarms_due(sight: HostSight, history: History) -> dict[str, str]:
+    due: dict[str, str] = {}
+    if sight.time.alarm is not None:
+        due["clock"] = sight.time.alarm
+    if history.stop is not None and history.stop.asked_again:
+        due["stop"] = "the trainer did not end within its grace; it was asked again and is killed next"
+    attempt = sight.attempt
+    if attempt is None or history.is_attempt_over:
+        if sight.lock_held_seconds >= LOCK_PATIENCE_SECONDS:
+            due["lock"] = "nothing is started: somebody still holds trainer.lock although no trainer is recorded as alive"
+        elif (verdict := memory_verdict(sight)).line is not Line.NONE:
+            due["memory"] = f"nothing is started: {verdict.text}"
+        return due
+    if attempt.standing in (Standing.STRANGER, Standing.UNKNOWN) and attempt.unverified_seconds >= IDENTITY_PATIENCE_SECONDS:
+        wish = " although a stop was ordered" if by_order(sight) else ""
+        due["identity"] = f"cannot verify the trainer: {attempt.standing_text}; nothing is signalled{wish}"
+    if attempt.standing is None and attempt.age_seconds >= LAUNCH_PATIENCE_SECONDS:
+        due["launch"] = f"the shim has started no trainer for {LAUNCH_PATIENCE_SECONDS:.0f} s"
+    waits = history.leader_gone_seconds is not None and sight.boottime_seconds - history.leader_gone_seconds >= EXIT_PATIENCE_SECONDS
+    if waits and attempt.exit is None:
+        due["exit"] = f"the trainer has ended, but its exit is not recorded after {EXIT_PATIENCE_SECONDS:.0f} s"
+    return due

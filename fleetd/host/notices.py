@@ -1,0 +1,242 @@
+"""The supervisor's pen: notices into the spool, the memory beside them, the observation, the heartbeat and the trace.
+
+Notices and memory go into the journal in one transaction. The rest are looks, not history: a disk that refuses them changes
+nothing but their age.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fleetd import logs
+from fleetd.clock import Moment
+from fleetd.files import read_record
+from fleetd.host import rundir
+from fleetd.host.causes import grace_of, stop_moment
+from fleetd.host.history import History
+from fleetd.host.observe import AttemptWatch
+from fleetd.host.progress import Progress
+from fleetd.host.sight import HostSight
+from fleetd.host.tree import SignalReport
+from fleetd.journal import Journal, salvage
+from fleetd.model import CapPart, CheckpointSight, MemorySight, Observation
+from fleetd.paths import RunPaths
+from fleetd.wire import WireError, decode, encode
+from policies.errors import JournalDamaged
+from policies.facts import CapGrade, RunState, format_moment
+from policies.identity import Standing
+from policies.lifecycle import SETTLED
+from policies.retries import used_restarts
+
+TRACE_SECONDS = 5.0
+SIGNALS_PER_NOTICE_MAX = 50
+_HISTORY = "history"
+_RELIES_ON_THE_TRAINER = "the trainer's own allocator limit, as it keeps the contract"
+
+
+class Spool:
+    """Notices and the supervisor's memory, in the run's journal."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self.paths = paths
+        self.salvaged = ""
+        self.journal = self._open()
+        self.waiting: list[dict[str, Any]] = []
+        self._written: History | None = None
+        self._acknowledged = 0
+        self._acknowledged_mark: tuple[int, int] | None = None
+
+    def load(self) -> History:
+        """What the last supervisor remembered; from the directory alone when the journal knows nothing."""
+        stored = self.journal.state_get(_HISTORY)
+        if stored is not None:
+            self._written = decode(History, stored, _HISTORY)
+            return self._written
+        self.journal.start_after(self._read_acknowledged())
+        attempt, seen = rundir.newest_attempt(self.paths), rundir.read_observation(self.paths)
+        if attempt == 0:
+            return History()
+        state = RunState.STAGING if seen is None else seen.state
+        reason, detail = (None, "") if seen is None else (seen.reason, seen.detail)
+        is_over = state in (*SETTLED, RunState.BACKOFF, RunState.HELD)
+        return History(state=state, reason=reason, detail=detail, attempt=attempt, is_attempt_over=is_over, is_attempt_announced=seen is not None)
+
+    def tell(self, moment: Moment, kind: str, **body: Any) -> None:
+        """Queue one notice for the next write, and say the same in the log."""
+        self.waiting.append({"at": format_moment(moment.now), "kind": kind, "body": encode(body)})
+        logs.changed(kind, **{name: value for name, value in body.items() if name != "evidence"})
+
+    def write(self, history: History) -> None:
+        """Notices and memory in one transaction; nothing when neither changed."""
+        memory = {_HISTORY: encode(history)} if self.waiting or self._written is None or _essence(history) != _essence(self._written) else None
+        if memory is None:
+            return
+        self.journal.append(self.waiting, state=memory)
+        self.waiting, self._written = [], history
+
+    def tend(self) -> None:
+        """Once per tick: try again what a full disk refused, and forget what the coordinator has acknowledged."""
+        self.journal.retry()
+        try:
+            status = os.stat(self.paths.acknowledged)
+        except OSError:
+            return
+        if (mark := (status.st_mtime_ns, status.st_ino)) != self._acknowledged_mark:
+            self._acknowledged_mark = mark
+            self.journal.trim(self._read_acknowledged())
+
+    def _open(self) -> Journal:
+        try:
+            return Journal.open(self.paths.journal, patient=True)
+        except JournalDamaged as damage:
+            # A trainer has to be watched: the damaged bytes are kept aside for a person, what reads of them goes on.
+            number = 1
+            while (aside := Path(f"{self.paths.journal}.damaged-{number}")).exists():
+                number += 1
+            kept = salvage(self.paths.journal, aside)
+            self.salvaged = f"the journal was damaged ({damage.what}); {kept} notices were kept, the damaged file is {aside.name}"
+            return Journal.open(self.paths.journal, patient=True)
+
+    def _read_acknowledged(self) -> int:
+        try:
+            value = read_record(self.paths.acknowledged)["notice"]
+        except (OSError, WireError, KeyError, TypeError):
+            return 0
+        return value if isinstance(value, int) and value > 0 else 0
+
+
+def _essence(history: History) -> History:
+    """What is worth a write of its own: not where the log was read up to, which a new supervisor finds again."""
+    return replace(history, log_offset=0, progress=Progress())
+
+
+def signal_notices(reports: tuple[SignalReport, ...], purpose: str) -> list[dict[str, Any]]:
+    """One audit body for each signal sent or refused."""
+    bodies = [
+        {"pid": report.pid, "signal": report.signal, "delivered": report.delivered, "purpose": purpose, "verdict": report.verdict}
+        for report in reports[:SIGNALS_PER_NOTICE_MAX]
+    ]
+    if len(reports) > SIGNALS_PER_NOTICE_MAX:
+        bodies.append({"purpose": purpose, "verdict": f"{len(reports) - SIGNALS_PER_NOTICE_MAX} more processes were signalled the same way"})
+    return bodies
+
+
+def observation_of(sight: HostSight, history: History, watch: AttemptWatch | None, *, health: str) -> Observation:
+    progress, attempt = history.progress, sight.attempt
+    newest = max(history.checkpoints, key=lambda seen: seen.step, default=None)
+    alarms = tuple(history.alarms.values())
+    if health != "ok":
+        alarms = (*alarms, f"the supervisor's journal is {health}")
+    record = watch.record.value if watch is not None and attempt is not None else None
+    terms = sight.spec.restarts
+    return Observation(
+        run_id=sight.spec.run_id, at=sight.time.now, state=history.state, reason=history.reason, detail=history.detail, attempt=history.attempt,
+        pid=record.identity.pid if record is not None else None, identity=_identity_words(sight),
+        step=progress.step, steps_planned=progress.steps_planned, step_at=progress.step_at, steps_per_second=progress.steps_per_second,
+        loss=progress.loss, memory=_memory_sight(sight, watch), best=progress.best,
+        checkpoint=None if newest is None else CheckpointSight(step=newest.step, digest=newest.digest, at=newest.at),
+        grace_seconds=grace_of(sight, history), stop_at=stop_moment(sight, history), cutoff_at=sight.cutoff_at,
+        final_at=None if sight.spec.deadline is None else sight.spec.deadline.final_at,
+        restarts_used=len(used_restarts(history.restarts, now=sight.time.now, window_seconds=terms.window_seconds)),
+        restarts_max=terms.restarts_max, next_attempt_at=history.next_attempt_at, alarms=alarms, supervisor_pid=os.getpid(),
+        shim_pid=watch.ancestor() if watch is not None and attempt is not None else None,
+    )
+
+
+def _identity_words(sight: HostSight) -> str:
+    attempt = sight.attempt
+    if attempt is None or attempt.standing is Standing.GONE:
+        return "gone"
+    if attempt.standing is None:
+        return "cannot verify: no trainer is recorded yet"
+    return "verified" if attempt.standing is Standing.VERIFIED else f"cannot verify: {attempt.standing_text}"
+
+
+def _memory_sight(sight: HostSight, watch: AttemptWatch | None) -> MemorySight:
+    record = watch.record.value if watch is not None else None
+    sampled = CapPart(grade=CapGrade.SAMPLED, means="RssAnon + RssShmem of the tree each second")
+    parts = {
+        "cgroup": record.cap if record is not None else CapPart(grade=CapGrade.ABSENT, means="no attempt yet"),
+        "sampler": sampled if sight.memory.host_bytes is not None else CapPart(grade=CapGrade.ABSENT, means="no process to look at"),
+        "allocator": _allocator_part(sight),
+        "floor": CapPart(grade=CapGrade.SAMPLED, means=f"MemAvailable each second, floor {sight.spec.caps.floor_bytes} bytes"),
+    }
+    return MemorySight(
+        host_bytes=sight.memory.host_bytes, accelerator_bytes=sight.memory.accelerator_bytes,
+        host_peak_bytes=watch.host_peak_bytes if watch is not None else None, available_bytes=sight.memory.available_bytes, parts=parts,
+    )
+
+
+def _allocator_part(sight: HostSight) -> CapPart:
+    if sight.memory.accelerator_bytes is not None:
+        return CapPart(grade=CapGrade.SAMPLED, means="device bytes of the tree each second; " + _RELIES_ON_THE_TRAINER)
+    return CapPart(grade=CapGrade.ABSENT, means="no accelerator bytes can be read here")
+
+
+class Looks:
+    """heartbeat.json, observation.json and trace.jsonl: replaced or appended, never synced, never in the way."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self.paths = paths
+        self._traced_seconds: float | None = None
+        self._traced_state: RunState | None = None
+        self._refused = ""
+
+    def beat(self, sight: HostSight, history: History) -> None:
+        now, seconds = sight.time.now, sight.boottime_seconds
+        stop_at, cutoff_at = stop_moment(sight, history), sight.cutoff_at
+        beat = rundir.Heartbeat(
+            boottime_seconds=seconds, pid=os.getpid(), stop_at=stop_at, cutoff_at=cutoff_at,
+            stop_boottime_seconds=None if stop_at is None else seconds + (stop_at - now).total_seconds(),
+            cutoff_boottime_seconds=None if cutoff_at is None else seconds + (cutoff_at - now).total_seconds(),
+        )
+        try:
+            rundir.write_heartbeat(self.paths, beat)
+        except OSError:
+            # The shim takes a silent supervisor for a hung one. On a full disk the old file can still be written over.
+            _overwrite(self.paths.heartbeat, json.dumps(encode(beat)))
+
+    def observe(self, observation: Observation) -> None:
+        try:
+            rundir.write_observation(self.paths, observation)
+            self._refused = ""
+        except OSError as fault:
+            if not self._refused:
+                logs.failed("observation_refused", because=fault)
+            self._refused = str(fault)
+            _overwrite(self.paths.observation, json.dumps(encode(observation)))
+
+    def trace(self, sight: HostSight, history: History) -> None:
+        """Every few seconds and at each change of state, one line for the report."""
+        is_due = self._traced_seconds is None or sight.boottime_seconds - self._traced_seconds >= TRACE_SECONDS
+        if not is_due and self._traced_state is history.state:
+            return
+        self._traced_seconds, self._traced_state = sight.boottime_seconds, history.state
+        line = {
+            "at": format_moment(sight.time.now), "state": history.state.value, "step": history.progress.step, "loss": history.progress.loss,
+            "host_bytes": sight.memory.host_bytes, "accelerator_bytes": sight.memory.accelerator_bytes, "host_cap_bytes": sight.spec.caps.host_bytes,
+        }
+        try:
+            with open(self.paths.trace, "a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError:
+            pass  # a gap in a curve
+
+
+def _overwrite(path: Path, text: str) -> None:
+    """Write over an existing file in place, padded to its length so that no new block is needed. Nothing happens where that can't work."""
+    data = text.encode()
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        os.pwrite(descriptor, data.ljust(os.fstat(descriptor).st_size), 0)
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)

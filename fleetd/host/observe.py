@@ -1,0 +1,243 @@
+"""The supervisor's eyes: everything it reads of its run, each tick, as one HostSight.
+
+Cheap by design: files are read again only when they changed, processes are held by pidfd instead of being looked up, and the
+whole of /proc is walked only every few seconds, when the cgroup's list changed, or while the tree has to end.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from fleetd.clock import Moment
+from fleetd.host import cgroups, meters, rundir, tree
+from fleetd.host.history import History
+from fleetd.host.processes import Grip, boot_id, grip
+from fleetd.host.sight import AttemptSight, HostSight, MemoryLook
+from fleetd.model import ExitRecord, RunSpec
+from fleetd.paths import RunPaths
+from policies.deadlines import EffectiveTime
+from policies.facts import ProcessIdentity
+from policies.identity import Standing
+from policies.memory import near_line_bytes
+
+SCAN_SECONDS = 10.0
+SHIM_PATIENCE_SECONDS = 10.0
+"""A shim that was started just before its supervisor died needs a moment to write shim.json."""
+
+T = TypeVar("T")
+
+
+class Cached(Generic[T]):
+    """A record that is read again only when its file changed; a damaged or unreadable one keeps the last good value."""
+
+    def __init__(self, path: Path, read: Callable[[], T | None]) -> None:
+        self._path, self._read = path, read
+        self._mark: tuple[int, int, int] | None = None
+        self.value: T | None = None
+        self.fault = ""
+
+    def get(self) -> T | None:
+        try:
+            status = os.stat(self._path)
+            mark = (status.st_mtime_ns, status.st_ino, status.st_size)
+            if mark != self._mark:
+                self.value = self._read()
+                self._mark, self.fault = mark, ""
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as fault:
+            self.fault = f"{self._path.name}: {fault}"
+        return self.value
+
+
+class Held:
+    """A process by its recorded identity: looked up until it is gripped, then held by its pidfd."""
+
+    def __init__(self) -> None:
+        self.grip: Grip | None = None
+        self.standing: Standing | None = None
+        self.text = ""
+        self.is_dead = False
+
+    def look(self, recorded: ProcessIdentity) -> None:
+        if self.grip is None and not self.is_dead:
+            found = grip(recorded)
+            if isinstance(found, Grip):
+                self.grip, self.text = found, found.verdict.explanation
+            else:
+                self.standing, self.text, self.is_dead = found.standing, found.explanation, found.is_dead
+        if self.grip is not None:
+            self.is_dead = self.grip.exited()
+            self.standing = Standing.GONE if self.is_dead else Standing.VERIFIED
+            self.text = f"pid {recorded.pid} has ended" if self.is_dead else self.grip.verdict.explanation
+
+    def close(self) -> None:
+        if self.grip is not None:
+            self.grip.close()
+            self.grip = None
+
+
+class AttemptWatch:
+    """One attempt from its folder to its exit: its record, its leader, its shim, its tree."""
+
+    def __init__(self, paths: RunPaths, number: int, began_seconds: float, shim_pid: int | None) -> None:
+        self.paths, self.number, self.began_seconds = paths, number, began_seconds
+        self.shim_pid = shim_pid
+        """Of the shim that this very supervisor started, and has not reaped."""
+        self.record = Cached(paths.attempt(number).record, lambda: rundir.read_attempt(paths, number))
+        self.exit = Cached(paths.attempt(number).exit, lambda: rundir.read_exit(paths, number))
+        self.shim_record = Cached(paths.shim, lambda: rundir.read_program(paths.shim))
+        self.leader, self.shim = Held(), Held()
+        self.members: tuple[tree.Member, ...] = ()
+        self.scanned_seconds: float | None = None
+        self.cgroup_pids: tuple[int, ...] = ()
+        self.unverified_since_seconds: float | None = None
+        self.oom_kill_count = 0
+        self.oom_kill_count_at_start: int | None = None
+        self.host_peak_bytes: int | None = None
+        self.is_adopted = shim_pid is None
+
+    def close(self) -> None:
+        self.leader.close()
+        self.shim.close()
+
+    def look(self, seconds: float, *, thorough: bool) -> AttemptSight:
+        record, exit_record = self.record.get(), self.exit.get()
+        if record is not None:
+            self.leader.look(record.identity)
+        self._watch_for_strangers(seconds, record)
+        has_ended = self.leader.standing is Standing.GONE or (self.leader.standing is Standing.STRANGER and self.leader.is_dead)
+        if record is not None and (thorough or has_ended or self._is_scan_due(seconds, record)):
+            self._scan(seconds, record)
+        if record is not None:
+            self._count_kills(record, exit_record)
+        return AttemptSight(
+            number=self.number, standing=self.leader.standing, standing_text=self.leader.text, is_dead=self.leader.is_dead,
+            is_executed=record is not None and record.is_executed, exit=exit_record, tree_count=self._tree_count(record),
+            shim_is_alive=self._shim_is_alive(seconds), is_started=rundir.is_started(self.paths, self.number),
+            age_seconds=seconds - self.began_seconds, host_rebooted=record is not None and record.identity.boot_id != boot_id(),
+            unverified_seconds=0.0 if self.unverified_since_seconds is None else seconds - self.unverified_since_seconds,
+            oom_kill_count=self.oom_kill_count,
+        )
+
+    def never(self) -> frozenset[int]:
+        """Pids that no signal of ours may reach although they may look like the tree: this supervisor and the shim."""
+        record = self.shim_record.value
+        pids = {os.getpid(), *(() if self.shim_pid is None else (self.shim_pid,))}
+        return frozenset(pids if record is None else {*pids, record.identity.pid})
+
+    def ancestor(self) -> int | None:
+        """The shim's pid while it is proven alive: whatever descends from it belongs to the tree."""
+        held = self.shim.grip
+        return held.identity.pid if held is not None and not held.exited() else None
+
+    def _watch_for_strangers(self, seconds: float, record: rundir.AttemptRecord | None) -> None:
+        if self.leader.standing not in (Standing.STRANGER, Standing.UNKNOWN) or record is None:
+            self.unverified_since_seconds = None
+        elif self.unverified_since_seconds is None:
+            self.unverified_since_seconds = seconds
+
+    def _is_scan_due(self, seconds: float, record: rundir.AttemptRecord) -> bool:
+        if self.scanned_seconds is None or seconds - self.scanned_seconds >= SCAN_SECONDS:
+            return True
+        return cgroups.processes_in(cgroups.decode_group(record.cgroup)) != self.cgroup_pids
+
+    def _scan(self, seconds: float, record: rundir.AttemptRecord) -> None:
+        self.cgroup_pids = cgroups.processes_in(cgroups.decode_group(record.cgroup))
+        self.members = tree.members(
+            record.token, record.session, record.cgroup, record.identity, never=self.never(), ancestor=self.ancestor(),
+        )
+        self.scanned_seconds = seconds
+
+    def _tree_count(self, record: rundir.AttemptRecord | None) -> int | None:
+        """Living members beside a leader that has ended; a zombie leader is no member."""
+        if record is None or self.scanned_seconds is None:
+            return None
+        return sum(1 for member in self.members if member.identity.pid != record.identity.pid or not self.leader.is_dead)
+
+    def _shim_is_alive(self, seconds: float) -> bool | None:
+        record = self.shim_record.get()
+        if record is None or record.identity.argv[-1:] != (str(self.number),):
+            if self.shim_pid is not None:
+                return True
+            return None if seconds - self.began_seconds < SHIM_PATIENCE_SECONDS else False
+        self.shim.look(record.identity)
+        if self.shim.is_dead:
+            return False
+        return True if self.shim.standing is Standing.VERIFIED else None
+
+    def _count_kills(self, record: rundir.AttemptRecord, exit_record: ExitRecord | None) -> None:
+        counted = cgroups.oom_kills(cgroups.decode_group(record.cgroup)) if not self.leader.is_dead else None
+        if counted is not None:
+            self.oom_kill_count = max(self.oom_kill_count, counted)
+        said = exit_record.evidence.get("oom_kills") if exit_record is not None else None
+        if isinstance(said, int):
+            self.oom_kill_count = max(self.oom_kill_count, said)
+
+
+class Observer:
+    def __init__(self, paths: RunPaths, spec: RunSpec) -> None:
+        self.paths, self.spec = paths, spec
+        self.want = Cached(paths.want, lambda: rundir.read_want(paths))
+        self.cutoff = Cached(paths.cutoff, lambda: rundir.read_cutoff(paths))
+        self.watch: AttemptWatch | None = None
+        self.memory = MemoryLook()
+        self.lock_held_since_seconds: float | None = None
+
+    def begin(self, number: int, seconds: float, shim_pid: int | None) -> None:
+        """Watch this attempt from now on. `shim_pid` is None for one that another supervisor started."""
+        if self.watch is not None:
+            self.watch.close()
+        self.watch = AttemptWatch(self.paths, number, seconds, shim_pid)
+
+    def look(self, moment: Moment, time: EffectiveTime, history: History, *, silent_since_seconds: float, is_durable: bool) -> HostSight:
+        seconds = moment.boottime_seconds
+        attempt = self._attempt(seconds, history)
+        self._measure(attempt)
+        is_held = (attempt is None or attempt.standing is not Standing.VERIFIED) and rundir.is_locked(self.paths.trainer_lock)
+        self.lock_held_since_seconds = None if not is_held else seconds if self.lock_held_since_seconds is None else self.lock_held_since_seconds
+        return HostSight(
+            time=time, boottime_seconds=seconds, spec=self.spec, want=self.want.get(), attempt=attempt, memory=self.memory,
+            cutoff_at=rundir.effective_cutoff(self.spec, self.cutoff.get()), silent_seconds=max(0.0, seconds - silent_since_seconds),
+            is_trainer_lock_held=is_held, is_durable=is_durable,
+            lock_held_seconds=0.0 if self.lock_held_since_seconds is None else seconds - self.lock_held_since_seconds,
+        )
+
+    def rescan(self, seconds: float) -> None:
+        """Look for members of the tree at the next tick, whatever the clock says."""
+        if self.watch is not None:
+            self.watch.scanned_seconds = None
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, but wake at once when the trainer or the shim ends."""
+        poll = select.poll()
+        watched = () if self.watch is None else (self.watch.leader, self.watch.shim)
+        for held in watched:
+            if held.grip is not None and not held.is_dead:
+                poll.register(held.grip.fileno(), select.POLLIN)
+        try:
+            poll.poll(max(0.0, seconds) * 1000)
+        except OSError:
+            time.sleep(min(1.0, max(0.0, seconds)))
+
+    def _attempt(self, seconds: float, history: History) -> AttemptSight | None:
+        if self.watch is None or history.is_attempt_over:
+            return None
+        stopping = history.stop is not None and (history.stop.forced or self.spec.signal.value == "group")
+        return self.watch.look(seconds, thorough=stopping)
+
+    def _measure(self, attempt: AttemptSight | None) -> None:
+        available = meters.available_bytes()
+        if self.watch is None or attempt is None or attempt.standing is not Standing.VERIFIED:
+            self.memory = MemoryLook(available_bytes=available)
+            return
+        caps = self.spec.caps
+        host = meters.tree_memory(self.watch.members, near_line_bytes(caps.host_bytes, caps.soft_fraction)).host_bytes
+        self.memory = MemoryLook(host_bytes=host, accelerator_bytes=meters.accelerator_bytes(self.watch.members), available_bytes=available)
+        if host is not None:
+            self.watch.host_peak_bytes = max(host, self.watch.host_peak_bytes or 0)

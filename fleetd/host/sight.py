@@ -1,0 +1,59 @@
+"""What a supervisor saw of its run at one moment: everything that one decision rests on. The observer makes it, `decide` reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from fleetd.model import ExitRecord, RunSpec, WantOrder
+from policies.deadlines import EffectiveTime
+from policies.identity import Standing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptSight:
+    """The newest attempt at one look. `standing` is None while the shim has not recorded a trainer.
+
+    `tree_count`: living members without the leader; None when nobody looked. `shim_is_alive`: None when that can't be told.
+    """
+
+    number: int
+    standing: Standing | None
+    standing_text: str = ""
+    is_dead: bool = False
+    is_executed: bool = True
+    exit: ExitRecord | None = None
+    tree_count: int | None = None
+    shim_is_alive: bool | None = None
+    is_started: bool = True
+    age_seconds: float = 0.0
+    """Since the supervisor first saw this attempt."""
+    unverified_seconds: float = 0.0
+    host_rebooted: bool = False
+    oom_kill_count: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLook:
+    host_bytes: int | None = None
+    accelerator_bytes: int | None = None
+    available_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSight:
+    """Everything that one decision rests on. `cutoff_at` is the hard deadline of this kind of run, None when it has none."""
+
+    time: EffectiveTime
+    boottime_seconds: float
+    spec: RunSpec
+    want: WantOrder | None
+    cutoff_at: datetime | None
+    attempt: AttemptSight | None
+    memory: MemoryLook = MemoryLook()
+    silent_seconds: float = 0.0
+    """Since the trainer's log last grew, or the attempt began."""
+    is_trainer_lock_held: bool = False
+    """Looked at only while no verified trainer lives."""
+    lock_held_seconds: float = 0.0
+    is_durable: bool = True

@@ -1,0 +1,348 @@
+"""The small process that watches one run: `python -m fleetd.host.supervisor RUN_DIR`. Detached, no network, one thread.
+
+Each tick: read both clocks once, look (`observe`), fold what the trainer logged, decide (`decide`, pure), act, write it down,
+show it (`notices`). Signals for cap, deadline and stop are sent before anything touches the disk; a start needs the durable record
+first. SIGTERM ends only this process: the trainer goes on, its shim starts another supervisor, and that one adopts it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+from fleetd import clock, logs
+from fleetd.clock import Moment
+from fleetd.host import launch, rundir, tree
+from fleetd.host.causes import stop_moment
+from fleetd.host.decide import decide
+from fleetd.host.exits import reap_children, record_of
+from fleetd.host.history import (
+    Action,
+    Alarm,
+    Anchor,
+    Ask,
+    AskAgain,
+    EndAttempt,
+    Finish,
+    KillTree,
+    Move,
+    RecordExit,
+    SeenCheckpoint,
+    StartAttempt,
+    after_action,
+    attempt_started,
+)
+from fleetd.host.notices import Looks, Spool, observation_of, signal_notices
+from fleetd.host.observe import Observer
+from fleetd.host.processes import boot_id, set_child_subreaper
+from fleetd.host.progress import after_record, finite, whole
+from fleetd.host.sight import HostSight
+from fleetd.model import RunSpec
+from fleetd.paths import RunPaths
+from policies.deadlines import ClockPair, EffectiveTime, after_reboot, effective_time
+from policies.facts import RunState, SignalTarget
+from policies.identity import Standing
+from policies.memory import near_line_bytes
+
+TICK_SECONDS = 1.0
+TICK_FAST_SECONDS = 0.2
+"""While something is about to happen: a launch, a stop, memory near its line."""
+TICK_ENDING_SECONDS = 0.05
+"""Between the death of a trainer and the record of its exit."""
+TICK_STUCK_SECONDS = 5.0
+TICK_MIN_SECONDS = 0.02
+LAUNCH_FAST_SECONDS = 10.0
+ENDING_FAST_SECONDS = 5.0
+LOG_READS_PER_TICK_MAX = 64
+CLOCK_RECORD_SECONDS = 60.0
+CHECKPOINTS_REMEMBERED_MAX = 50
+
+
+class Supervisor:
+    def __init__(self, paths: RunPaths, spec: RunSpec) -> None:
+        self.paths, self.spec = paths, spec
+        self.spool, self.looks, self.observer = Spool(paths), Looks(paths), Observer(paths, spec)
+        self.history = self.spool.load()
+        self.log = rundir.LogTail(paths.log, self.history.log_offset)
+        self.log_grew_seconds = clock.boottime_seconds()
+        self.checkpoints_mark: int | None = None
+        self.own_status: int | None = None
+        self.is_done = False
+
+    def run(self) -> None:
+        """Watch until the run is settled and every notice is on disk."""
+        self._resume(clock.read())
+        while not self.is_done:
+            sight = self.tick(clock.read())
+            self.observer.wait(0.0 if self.is_done else self._pause_seconds(sight))
+
+    def tick(self, moment: Moment) -> HostSight:
+        """One look, one decision, one round of acts. Returns what was seen."""
+        time = self._effective_time(moment)
+        true_moment = Moment(now=time.now, boottime_seconds=moment.boottime_seconds)
+        self.spool.tend()
+        self._reap()
+        sight = self.observer.look(
+            moment, time, self.history, silent_since_seconds=self.log_grew_seconds, is_durable=self.spool.journal.is_durable,
+        )
+        self._remember(sight, true_moment)
+        self._act(decide(sight, self.history), sight, true_moment)
+        self._show(sight)
+        return sight
+
+    def _resume(self, moment: Moment) -> None:
+        """Go on where the last supervisor was: the clock of this boot, and the attempt that may still run."""
+        anchor = self.history.anchor
+        if anchor is None or anchor.boot_id != boot_id():
+            pair = after_reboot(reading=_pair(moment), recorded_now=self.history.clock_seen_at if anchor is not None else None)
+            anchor = Anchor(boot_id=boot_id(), now=pair.now, boottime_seconds=pair.boottime_seconds)
+            self.history = replace(self.history, anchor=anchor, leader_gone_seconds=None)
+        newest = rundir.newest_attempt(self.paths)
+        if newest > self.history.attempt:
+            self.history = attempt_started(self.history, newest)
+        if not self.history.is_attempt_over:
+            self.observer.begin(self.history.attempt, moment.boottime_seconds, None)
+        if self.spool.salvaged:
+            self.spool.tell(moment, "alarm", text=self.spool.salvaged)
+
+    def _effective_time(self, moment: Moment) -> EffectiveTime:
+        anchor = self.history.anchor
+        assert anchor is not None, "resume sets it"
+        return effective_time(anchor=ClockPair(now=anchor.now, boottime_seconds=anchor.boottime_seconds), reading=_pair(moment))
+
+    def _reap(self) -> None:
+        watch = self.observer.watch
+        record = watch.record.value if watch is not None else None
+        keep = record.identity.pid if record is not None and not self.history.is_attempt_over and record.identity.boot_id == boot_id() else None
+        reaped, self.own_status = reap_children(keep)
+        if watch is not None and watch.shim_pid in reaped:
+            watch.shim_pid = None
+
+    def _remember(self, sight: HostSight, moment: Moment) -> None:
+        """Fold into the memory what was seen, before anything is decided on it."""
+        attempt, history = sight.attempt, self.history
+        if attempt is not None and attempt.is_dead and history.leader_gone_seconds is None:
+            self.history = replace(history, leader_gone_seconds=sight.boottime_seconds)
+        if attempt is not None and attempt.standing is not None:
+            self._announce(sight, moment)
+        self._read_log(moment)
+        self._look_for_checkpoints(moment)
+        seen_at = self.history.clock_seen_at
+        if seen_at is None or (moment.now - seen_at).total_seconds() >= CLOCK_RECORD_SECONDS:
+            self.history = replace(self.history, clock_seen_at=moment.now)
+
+    def _announce(self, sight: HostSight, moment: Moment) -> None:
+        watch = self.observer.watch
+        assert watch is not None and watch.record.value is not None
+        record, attempt = watch.record.value, sight.attempt
+        assert attempt is not None
+        if not self.history.is_attempt_announced and (attempt.is_executed or attempt.is_dead):
+            self.history = replace(self.history, is_attempt_announced=True)
+            self.spool.tell(
+                moment, "attempt_started", attempt=record.attempt, pid=record.identity.pid, start_ticks=record.identity.start_ticks,
+                resume_step=record.resume_step, resume_digest=record.resume_digest, refused=list(record.refused),
+            )
+            if record.refused:
+                self.spool.tell(moment, "alarm", text="checkpoints were refused: " + "; ".join(record.refused))
+        if watch.is_adopted and attempt.standing is Standing.VERIFIED:
+            watch.is_adopted = False
+            self.spool.tell(moment, "adopted", supervisor_pid=os.getpid(), trainer_pid=record.identity.pid, verified=attempt.standing_text)
+
+    def _read_log(self, moment: Moment) -> None:
+        for _ in range(LOG_READS_PER_TICK_MAX):
+            before = self.log.offset
+            records = self.log.read()
+            if self.log.offset == before:
+                return
+            self.log_grew_seconds = moment.boottime_seconds
+            progress = self.history.progress
+            for record in records:
+                progress = after_record(progress, record, read_at=moment.now)
+                if record.get("event") == "validation" and record.get("phase") == "end" and whole(record.get("step")) is not None:
+                    self.spool.tell(
+                        moment, "validation", step=whole(record["step"]), value=finite(record.get("value")), rows=whole(record.get("rows")),
+                        seconds=finite(record.get("seconds")), sha256=str(record.get("sha256", "")),
+                    )
+            self.history = replace(self.history, progress=progress, log_offset=self.log.offset)
+
+    def _look_for_checkpoints(self, moment: Moment) -> None:
+        """The folder's time changes when a checkpoint appears under its name, or goes."""
+        try:
+            mark = os.stat(self.paths.checkpoints).st_mtime_ns
+        except OSError:
+            return
+        if mark == self.checkpoints_mark:
+            return
+        self.checkpoints_mark = mark
+        claims = rundir.newest_checkpoints(self.paths)[:CHECKPOINTS_REMEMBERED_MAX]
+        known = {(seen.step, seen.digest) for seen in self.history.checkpoints}
+        for claim in reversed(claims):
+            if (claim.step, claim.digest) not in known:
+                self.spool.tell(moment, "checkpoint", step=claim.step, digest=claim.digest, bytes=claim.bytes)
+        found = tuple(SeenCheckpoint(step=claim.step, digest=claim.digest, at=claim.at) for claim in claims)
+        self.history = replace(self.history, checkpoints=found)
+
+    def _act(self, actions: tuple[Action, ...], sight: HostSight, moment: Moment) -> None:
+        """Signals first, then one write for all of it, then the start that rests on that write."""
+        start: StartAttempt | None = None
+        finish = False
+        for action in sorted(actions, key=lambda each: not isinstance(each, Ask | AskAgain | KillTree)):
+            if isinstance(action, Ask | AskAgain | KillTree):
+                self._signal(action, moment)
+            elif isinstance(action, RecordExit):
+                self._record_exit(action, moment)
+            elif isinstance(action, StartAttempt):
+                start = action
+            elif isinstance(action, Finish):
+                finish = True
+            else:
+                self._tell(action, sight, moment)
+            want_sequence = 0 if sight.want is None else sight.want.sequence
+            self.history = after_action(
+                self.history, action, now=moment.now, boottime_seconds=sight.boottime_seconds, want_sequence=want_sequence,
+            )
+        self.spool.write(self.history)
+        if start is not None and self.spool.journal.is_durable:
+            self._start(start, moment)
+        self.is_done = finish and self.spool.journal.is_durable
+
+    def _signal(self, action: Ask | AskAgain | KillTree, moment: Moment) -> None:
+        watch = self.observer.watch
+        assert watch is not None and watch.record.value is not None, "only a recorded trainer is signalled"
+        record = watch.record.value
+        if isinstance(action, KillTree):
+            outcome = tree.kill_tree(
+                record.token, record.session, record.cgroup, record.identity, never=watch.never(), ancestor=watch.ancestor(),
+            )
+            reports, purpose = outcome.reports, f"kill: {action.because}"
+        elif self.spec.signal is SignalTarget.GROUP:
+            members = tree.members(
+                record.token, record.session, record.cgroup, record.identity, never=watch.never(), ancestor=watch.ancestor(),
+            )
+            reports, purpose = tree.signal_group(members, signal.SIGTERM, signal.SIGCONT), f"ask: {action.because}"
+        else:
+            reports, purpose = tree.signal_one(record.identity, signal.SIGTERM, signal.SIGCONT), f"ask: {action.because}"
+        self.observer.rescan(moment.boottime_seconds)
+        for body in signal_notices(reports, purpose):
+            self.spool.tell(moment, "signal", **body)
+
+    def _record_exit(self, action: RecordExit, moment: Moment) -> None:
+        watch = self.observer.watch
+        assert watch is not None
+        record = record_of(watch, self.history.progress, own_status=self.own_status, at=moment.now, because=action.because)
+        try:
+            rundir.write_exit(self.paths, record)
+        except OSError as fault:
+            logs.failed("exit_not_recorded", attempt=watch.number, because=fault)
+            return
+        if self.own_status is not None and watch.record.value is not None:
+            os.waitpid(watch.record.value.identity.pid, 0)
+            self.own_status = None
+
+    def _tell(self, action: Action, sight: HostSight, moment: Moment) -> None:
+        if isinstance(action, Move):
+            evidence = {**action.evidence, **self._numbers(sight)}
+            self.spool.tell(
+                moment, "state_changed", **{"from": self.history.state}, to=action.to, reason=action.reason, detail=action.detail,
+                attempt=self.history.attempt, evidence=evidence,
+            )
+        elif isinstance(action, EndAttempt):
+            assert sight.attempt is not None
+            body = {"attempt": sight.attempt.number, "exit": sight.attempt.exit, "reason": action.reason, "detail": action.detail}
+            self.spool.tell(moment, "attempt_ended", **body)
+        elif isinstance(action, Alarm):
+            self.spool.tell(moment, "alarm", text=action.text)
+
+    def _numbers(self, sight: HostSight) -> dict[str, object]:
+        numbers = {
+            "host_bytes": sight.memory.host_bytes, "accelerator_bytes": sight.memory.accelerator_bytes, "step": self.history.progress.step,
+            "available_bytes": sight.memory.available_bytes,
+        }
+        return {name: value for name, value in numbers.items() if value is not None}
+
+    def _start(self, action: StartAttempt, moment: Moment) -> None:
+        try:
+            number = rundir.create_attempt(self.paths)
+            self.history = attempt_started(self.history, number)
+            self.spool.write(self.history)
+            root = self.paths.root.parent.parent
+            with open(self.paths.supervisor_log, "ab") as log:
+                shim = subprocess.Popen(
+                    launch.program_argv("shim", str(self.paths.root), str(number)), env=launch.program_environment(root, self.spec),
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/",
+                )
+        except OSError as fault:
+            logs.failed("start_refused", because=fault)
+            return
+        self.observer.begin(number, moment.boottime_seconds, shim.pid)
+        shim.returncode = 0  # it is reaped by number together with the orphans, never through this object
+        self.log_grew_seconds = moment.boottime_seconds
+        logs.changed("attempt_created", attempt=number, shim=shim.pid, because=action.because)
+
+    def _show(self, sight: HostSight) -> None:
+        self.looks.beat(sight, self.history)
+        self.looks.observe(observation_of(sight, self.history, self.observer.watch, health=self.spool.journal.health))
+        self.looks.trace(sight, self.history)
+
+    def _pause_seconds(self, sight: HostSight) -> float:
+        """Until the next look: a second, less where something is due before it."""
+        history, seconds = self.history, TICK_SECONDS
+        attempt = sight.attempt
+        if history.state is RunState.STUCK:
+            return TICK_STUCK_SECONDS
+        if attempt is not None and not history.is_attempt_over:
+            gone = history.leader_gone_seconds
+            if gone is not None:
+                return TICK_ENDING_SECONDS if sight.boottime_seconds - gone < ENDING_FAST_SECONDS else TICK_FAST_SECONDS
+            is_launching = history.state is RunState.STARTING and attempt.age_seconds < LAUNCH_FAST_SECONDS
+            if is_launching or history.stop is not None or self._is_near_cap(sight):
+                seconds = TICK_FAST_SECONDS
+        elif history.state in (RunState.STARTING, RunState.FINISHED, RunState.FAILED, RunState.STOPPED):
+            return TICK_FAST_SECONDS
+        due = [moment for moment in (stop_moment(sight, history), sight.cutoff_at, history.next_attempt_at) if moment is not None]
+        ahead = [(moment - sight.time.now) / timedelta(seconds=1) for moment in due]
+        return max(TICK_MIN_SECONDS, min([seconds, *(wait for wait in ahead if wait > 0)]))
+
+    def _is_near_cap(self, sight: HostSight) -> bool:
+        caps, used = self.spec.caps, sight.memory.host_bytes
+        return used is not None and used >= near_line_bytes(caps.host_bytes, caps.soft_fraction)
+
+
+def _pair(moment: Moment) -> ClockPair:
+    return ClockPair(now=moment.now, boottime_seconds=moment.boottime_seconds)
+
+
+def main(arguments: list[str]) -> int:
+    """0 when the run is settled, or when another supervisor has it."""
+    if len(arguments) != 1:
+        print("usage: python -m fleetd.host.supervisor RUN_DIR", file=sys.stderr)
+        return 2
+    paths = RunPaths(Path(arguments[0]).resolve())
+    lock = rundir.try_lock(paths.lock)
+    if lock is None:
+        return 0
+    logs.to_file(paths.supervisor_log)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    logs.changed("supervisor_started", pid=os.getpid(), run=paths.root.name)
+    try:
+        rundir.write_program(paths.supervisor, clock.read().now)
+        set_child_subreaper()
+    except OSError as fault:
+        logs.failed("supervisor_start", because=fault)
+    try:
+        Supervisor(paths, rundir.read_spec(paths)).run()
+    except Exception:
+        logs.logger.exception("event=supervisor_crashed")
+        raise
+    logs.changed("supervisor_ended", because="the run is settled and every notice is on disk")
+    os.close(lock)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
