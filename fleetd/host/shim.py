@@ -36,7 +36,7 @@ from fleetd.host.processes import identity_of, set_child_subreaper, sight_of
 from fleetd.host.rundir import AttemptRecord
 from fleetd.model import CapPart, ExitRecord, RunSpec
 from fleetd.paths import RunPaths
-from policies.facts import ENV_TREE_TOKEN, CapGrade, Reason, SignalTarget, Want, format_moment
+from policies.facts import ENV_TREE_TOKEN, CapGrade, ProcessIdentity, Reason, SignalTarget, Want, format_moment
 
 UNSAFE_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -265,12 +265,11 @@ class Shim:
         return tree.signal_one(self.record.identity, signal.SIGTERM, signal.SIGCONT)
 
     def _kill_tree(self, moment: Moment) -> None:
-        assert self.record is not None
         if "killed_at" not in self.evidence and self.ending is None:
             self.evidence |= {"killed_at": format_moment(moment.now), "reason": Reason.DEADLINE}
             logs.changed("tree_killed", attempt=self.attempt, because="the cutoff is reached")
         outcome = tree.kill_tree(
-            self.token, self._session(), self.record.cgroup, self.record.identity, never=self._never(), ancestor=os.getpid()
+            self.token, self._session(), self.group.encode(), self._leader(), never=self._never(), ancestor=os.getpid()
         )
         self._note(outcome.reports)
         for member in outcome.remaining:
@@ -297,7 +296,9 @@ class Shim:
                 break
             os.waitpid(seen.si_pid, 0)
         if self.is_ended:
-            self.is_empty = not self._members()
+            self.is_empty = tree.is_empty(
+                self.token, None, self.group.encode(), self._leader(), never=self._never(), ancestor=os.getpid()
+            )
 
     def _keep_supervisor(self, moment: Moment) -> None:
         self.guard.tick(moment.boottime_seconds)
@@ -308,8 +309,10 @@ class Shim:
         return self.is_ended and self.is_empty and self.guard.is_needless
 
     def _members(self) -> tuple[tree.Member, ...]:
-        identity = self.record.identity if self.record else None
-        return tree.members(self.token, self._session(), self.group.encode(), identity, never=self._never(), ancestor=os.getpid())
+        return tree.members(self.token, self._session(), self.group.encode(), self._leader(), never=self._never(), ancestor=os.getpid())
+
+    def _leader(self) -> ProcessIdentity | None:
+        return self.record.identity if self.record else None
 
     def _session(self) -> int | None:
         return None if self.is_ended else self.pid

@@ -95,7 +95,7 @@ def kill_tree(
     reports: list[SignalReport] = []
     for number in range(KILL_ROUNDS_MAX):
         remaining = members(token, session, cgroup, leader, never=never, ancestor=ancestor)
-        if not remaining:
+        if not remaining and not cgroups.processes_in(group):
             return KillOutcome(remaining=(), reports=tuple(reports), rounds=number)
         for report in signal_group(remaining, signal.SIGKILL):
             if not _is_repeated(report, reports):
@@ -105,6 +105,16 @@ def kill_tree(
         time.sleep(KILL_WAIT_SECONDS)
     remaining = members(token, session, cgroup, leader, never=never, ancestor=ancestor)
     return KillOutcome(remaining=remaining, reports=tuple(reports), rounds=KILL_ROUNDS_MAX)
+
+
+def is_empty(
+    token: str, session: int | None, cgroup: str | None, leader: ProcessIdentity | None,
+    *, never: frozenset[int] = frozenset(), ancestor: int | None = None,
+) -> bool:
+    """Whether no member is left: neither in a look over /proc, which a fast chain of forks can slip through, nor in the cgroup."""
+    if members(token, session, cgroup, leader, never=never, ancestor=ancestor):
+        return False
+    return not cgroups.processes_in(cgroups.decode_group(cgroup))
 
 
 def signal_group(targets: tuple[Member, ...], *signals: int) -> tuple[SignalReport, ...]:

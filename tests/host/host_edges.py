@@ -1,0 +1,108 @@
+"""Real run directories, real shims and real children for the tests of the host's edges."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+from fleetd.host import launch, rundir
+from fleetd.model import Caps, DeadlineTerms, Owner, RunSpec, StopTerms, WantOrder
+from fleetd.paths import HostPaths, RunPaths
+from policies.facts import MIB, CapGrade, RunKind, SignalTarget, Want
+
+WAIT_SECONDS = 20.0
+
+
+def wait_until(holds: Callable[[], object], what: str = "", seconds: float = WAIT_SECONDS) -> None:
+    """Return once `holds()` is true; fail with `what` after a generous time. No test asserts how long it took."""
+    give_up_at = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < give_up_at, f"never happened: {what or holds}"
+        time.sleep(0.02)
+
+
+def make_spec(
+    argv: tuple[str, ...], *, run_id: str, cutoff_seconds: float = 3600.0, host_bytes: int = 512 * MIB, grace_seconds: float = 120.0,
+    demand: CapGrade = CapGrade.SAMPLED, signal: SignalTarget = SignalTarget.LEADER, kind: RunKind = RunKind.TRAIN,
+    environment: dict[str, str] | None = None, working_directory: str | None = None,
+) -> RunSpec:
+    now = datetime.now(timezone.utc)
+    cutoff_at = now + timedelta(seconds=cutoff_seconds)
+    return RunSpec(
+        run_id=run_id, campaign_id="c1", candidate="a", kind=kind, owner=Owner(coordinator_id="k1", generation=1), created_at=now, argv=argv,
+        environment=environment or {}, working_directory=working_directory, signal=signal, contract=False, release_digest="",
+        caps=Caps(host_bytes=host_bytes, accelerator_bytes=host_bytes, floor_bytes=0, demand=demand),
+        deadline=DeadlineTerms(final_at=cutoff_at + timedelta(seconds=3600), cutoff_at=cutoff_at),
+        stop=StopTerms(grace_ceiling_seconds=grace_seconds),
+    )
+
+
+def want_run(sequence: int = 1, want: Want = Want.RUN) -> WantOrder:
+    return WantOrder(sequence=sequence, want=want, actor="test", at=datetime.now(timezone.utc))
+
+
+def make_run(root: Path, spec: RunSpec, task: dict[str, object] | None = None) -> RunPaths:
+    """A run directory with an order to run and the folder of its first attempt, as a supervisor leaves it to a shim."""
+    paths = HostPaths(root).run(spec.run_id)
+    assert rundir.create_run(paths, spec, task, want_run())
+    assert rundir.create_attempt(paths) == 1
+    return paths
+
+
+def python(code: str, *arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-S", "-c", code, *arguments)
+
+
+def start_shim(paths: RunPaths, attempt: int = 1, *, environment: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        launch.program_argv("shim", str(paths.root), str(attempt)), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        env={**launch.program_environment(paths.root.parent.parent, rundir.read_spec(paths)), **(environment or {})}, start_new_session=True,
+    )
+
+
+@contextmanager
+def supervised(paths: RunPaths) -> Iterator[None]:
+    """As long as this holds the supervisor's lock, the shim sees a living supervisor."""
+    lock = rundir.try_lock(paths.lock)
+    assert lock is not None
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def living_shim(paths: RunPaths, attempt: int = 1) -> Iterator[subprocess.Popen[bytes]]:
+    """A shim with its tree; whatever the test leaves alive is ended through the shim's own record of it."""
+    from fleetd.host import cgroups, tree
+
+    shim = start_shim(paths, attempt)
+    try:
+        yield shim
+    finally:
+        record = rundir.read_attempt(paths, attempt)
+        if record is not None:
+            tree.kill_tree(record.token, record.session, record.cgroup, record.identity)
+        if shim.poll() is None:
+            try:
+                shim.wait(5)
+            except subprocess.TimeoutExpired:
+                shim.kill()
+        shim.communicate()
+        if record is not None:
+            tree.kill_tree(record.token, None, record.cgroup, None)
+            assert cgroups.remove(cgroups.decode_group(record.cgroup))
+
+
+def executed(paths: RunPaths, attempt: int = 1) -> Callable[[], bool]:
+    def holds() -> bool:
+        record = rundir.read_attempt(paths, attempt)
+        return record is not None and record.is_executed
+
+    return holds
