@@ -174,7 +174,8 @@ def _selection_frozen(fleet: Fleet, event: Event) -> Fleet:
 
 def _open_asked(fleet: Fleet, event: Event) -> Fleet:
     campaign = _campaign(fleet, event)
-    return _with_campaign(fleet, replace(campaign, asked=(*campaign.asked, event.body["split"])))
+    asked = {"split": event.body["split"], "actor": event.actor, "because": event.because}
+    return _with_campaign(fleet, replace(campaign, asked=(*campaign.asked, asked)))
 
 
 def _split_opened(fleet: Fleet, event: Event) -> Fleet:

@@ -105,8 +105,8 @@ class Campaign:
     plan_text: str = ""
     staged: tuple[str, ...] = ()
     """What lies ready where: `gx10:campaign`, `gx10:evaluate-test`."""
-    asked: tuple[str, ...] = ()
-    """Reserved splits that a person asked for after the freeze, in the order of asking."""
+    asked: tuple[dict[str, str], ...] = ()
+    """Reserved splits that people asked for after the freeze, in the order of asking: `split`, `actor`, `because`."""
     reserved_rows: dict[str, int] = field(default_factory=dict)
     """Rows that a look at each reserved split has to score, as registered."""
     cutoff_moves: int = 0

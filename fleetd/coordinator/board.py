@@ -23,6 +23,7 @@ class Board:
         self._owner, self._python = owner, python
         self.hosts: dict[str, HostSight] = {}
         self.observations: dict[str, Observation] = {}
+        self._observed_at: dict[str, datetime] = {}
         self._jobs_running: set[str] = set()
         self._orders_in_flight: set[str] = set()
         self._job_troubles: dict[str, Trouble] = {}
@@ -41,7 +42,8 @@ class Board:
         kept, self._kept = self._kept, ()
         return Sight(
             owner=self._owner, python=self._python, requests=(*kept, *fresh), polls=polls, jobs_done=news.jobs, orders_done=news.orders,
-            hosts=dict(self.hosts), observations=dict(self.observations), jobs_running=frozenset(self._jobs_running),
+            hosts=dict(self.hosts), observations=dict(self.observations), observed_at=dict(self._observed_at),
+            jobs_running=frozenset(self._jobs_running),
             job_troubles=dict(self._job_troubles), orders_in_flight=frozenset(self._orders_in_flight),
             order_troubles=dict(self._order_troubles), acknowledged=frozenset(self._acknowledged), journal_health=journal_health,
         )
@@ -63,6 +65,7 @@ class Board:
     def clock_stepped(self, seconds: float) -> None:
         """The wall clock was stepped: what was remembered by it moves along, so that no silence and no rest is made up."""
         step = timedelta(seconds=seconds)
+        self._observed_at = {run_id: at + step for run_id, at in self._observed_at.items()}
         for name, host in self.hosts.items():
             heard_at = host.answered_at + step if host.answered_at else None
             self.hosts[name] = replace(host, asked_since=host.asked_since + step, answered_at=heard_at)
@@ -87,16 +90,18 @@ class Board:
         if news.reports is None:
             return None
         for report in news.reports:
-            self._take_observation(report.observation)
+            if report.observation is not None:
+                self._take_observation(report.observation, now - max(news.at - report.observation.at, timedelta(0)) if news.at else now)
         return Poll(
             host=news.host, received_at=now, at=news.at or now, memory_available_bytes=news.memory_available_bytes,
             disk_free_bytes=news.disk_free_bytes, reports=news.reports,
         )
 
-    def _take_observation(self, look: Observation | None) -> None:
-        known = self.observations.get(look.run_id) if look is not None else None
-        if look is not None and (known is None or look.at >= known.at):
-            self.observations[look.run_id] = look
+    def _take_observation(self, look: Observation, seen_at: datetime) -> None:
+        """Keep the newest look of each run; `seen_at` is its moment on our clock, whatever the host's clock says."""
+        known = self.observations.get(look.run_id)
+        if known is None or look.at >= known.at:
+            self.observations[look.run_id], self._observed_at[look.run_id] = look, seen_at
 
     def _take_job(self, done: JobDone, now: datetime) -> None:
         self._jobs_running.discard(done.job.key)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from fleetd.coordinator.decide_jobs import fail_campaign
-from fleetd.coordinator.decide_replicas import ask_for_copies, has_every_copy, verified
+from fleetd.coordinator.decide_replicas import ask_for_copies, has_every_copy
 from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import Job
 from fleetd.coordinator.specs import EVALUATE_PREFIX
@@ -122,31 +122,25 @@ def _rest_at_deadline(pen: Pen, campaign: Campaign) -> None:
 
 
 def _select(pen: Pen, campaign_id: str) -> None:
-    """Select once every copy that can still come has come; freeze once the chosen checkpoint lies verified in the store."""
+    """Select once every copy that can still come has come, among what lies verified in the store; then freeze."""
     campaign = pen.campaign(campaign_id)
     if campaign.selection is None:
         waited = pen.now >= campaign.since + timedelta(seconds=tolerance_seconds(campaign))
-        if waited or all(has_every_copy(pen, run) for run in training_runs(pen, campaign)):
+        is_complete = all(has_every_copy(pen, run) for run in training_runs(pen, campaign))
+        if (waited or is_complete) and f"prune:{campaign_id}" not in pen.sight.jobs_running:
             pen.start(Job(key=f"select:{campaign_id}", kind="select", campaign_id=campaign_id))
         return
-    if not campaign.selection.get("checkpoint_digest") or campaign.frozen_digest is not None:
-        return
-    needed = (campaign.selection["checkpoint_digest"], campaign.selection["base_checkpoint_digest"])
-    missing = [digest for digest in needed if not verified(pen, campaign, digest)]
-    given_up = {fault["digest"] for run in training_runs(pen, campaign) for fault in run.faults if fault["what"] == "checkpoint"}
-    if not missing:
+    if campaign.selection.get("checkpoint_digest") and campaign.frozen_digest is None:
         pen.start(Job(key=f"freeze:{campaign_id}", kind="freeze", campaign_id=campaign_id))
-    elif set(missing) & given_up or pen.now >= campaign.final_at:
-        fail_campaign(pen, campaign_id, f"no verified copy of the chosen checkpoint {missing[0][:12]} could be made")
 
 
 def splits_wanted(campaign: Campaign) -> tuple[Split, ...]:
     """Reserved splits to judge, in order: those of the plan, then those that a person asked for."""
-    return tuple(dict.fromkeys((*campaign.plan.after_freeze.evaluate, *(Split(word) for word in campaign.asked))))
+    return tuple(dict.fromkeys((*campaign.plan.after_freeze.evaluate, *(Split(asked["split"]) for asked in campaign.asked))))
 
 
 def _evaluate(pen: Pen, campaign_id: str) -> None:
-    """One reserved split after the other: open it, run the evaluation, judge its predictions."""
+    """One reserved split after the other: an evaluation run opens it (see decide_runs), its predictions are copied and judged."""
     campaign = pen.campaign(campaign_id)
     wanted = splits_wanted(campaign)
     split = next((split for split in wanted if split.value not in campaign.results), None)
@@ -158,16 +152,10 @@ def _evaluate(pen: Pen, campaign_id: str) -> None:
 
 def _judge(pen: Pen, campaign: Campaign, split: Split) -> None:
     campaign_id = campaign.campaign_id
-    if not any(opening["split"] == split.value for opening in campaign.openings):
-        is_planned = split in campaign.plan.after_freeze.evaluate
-        because = "after_freeze.evaluate of the plan" if is_planned else "asked for"
-        body = {"split": split.value, "actor": "coordinator" if is_planned else "user", "because": because}
-        pen.start(Job(key=f"open:{campaign_id}:{split}", kind="open", campaign_id=campaign_id, body=body))
-        return
     run_id = f"{campaign_id}-{EVALUATE_PREFIX}{split}"
     if run_id not in pen.fleet.runs:
         body = {"candidate": f"{EVALUATE_PREFIX}{split}", "kind": RunKind.EVALUATE.value}
-        pen.write("run_added", body, campaign=campaign_id, run=run_id, because=f"{split} is open")
+        pen.write("run_added", body, campaign=campaign_id, run=run_id, because=f"{split} is judged next")
     run = pen.run(run_id)
     if run.state in (RunState.QUEUED, RunState.STAGING) and pen.now >= campaign.final_at:
         pen.move_run(run_id, RunState.FINISHED, "the final deadline passed before it could start", reason=Reason.DEADLINE)

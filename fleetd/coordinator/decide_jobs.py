@@ -10,7 +10,7 @@ from collections.abc import Callable
 from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import JobDone
 from fleetd.coordinator.targets import AFTER_FREEZE
-from policies.facts import CampaignStage, Reason, RunState
+from policies.facts import CampaignStage, Reason, RunState, format_moment
 from policies.lifecycle import SETTLED
 
 COPY_TRIES_MAX = 3
@@ -110,11 +110,14 @@ def _frozen(pen: Pen, done: JobDone) -> None:
         pen.move_campaign(campaign.campaign_id, CampaignStage.FROZEN, "the selection is final; reserved splits may be opened")
 
 
-def _opened(pen: Pen, done: JobDone) -> None:
+def _evaluation_staged(pen: Pen, done: JobDone) -> None:
+    """The ledger holds the opening already; here it becomes history, before the data that it let out."""
     campaign, asked = pen.campaign(done.job.campaign_id), done.job.body
-    if not any(opening["split"] == asked["split"] for opening in campaign.openings):
-        body = {"split": asked["split"], **done.result}
-        pen.write("split_opened", body, campaign=campaign.campaign_id, actor=asked["actor"], because=asked["because"])
+    opening = done.result["opening"]
+    if not any(each["split"] == opening["split"] and each["number"] == opening["number"] for each in campaign.openings):
+        body = {**opening, "at": format_moment(pen.now)}
+        pen.write("split_opened", body, campaign=campaign.campaign_id, host=done.job.host, actor=asked["actor"], because=asked["because"])
+    _staged(pen, done)
 
 
 def _judged(pen: Pen, done: JobDone) -> None:
@@ -132,6 +135,6 @@ def _reported(pen: Pen, done: JobDone) -> None:
 
 
 _DONE: dict[str, Callable[[Pen, JobDone], None]] = {
-    "preflight": _preflight, "stage": _staged, "stage_evaluation": _staged, "predictions": _predictions, "collect": _predictions,
-    "checkpoint": _checkpoint, "prune": _pruned, "select": _selected, "freeze": _frozen, "open": _opened, "judge": _judged, "report": _reported,
+    "preflight": _preflight, "stage": _staged, "stage_evaluation": _evaluation_staged, "predictions": _predictions, "collect": _predictions,
+    "checkpoint": _checkpoint, "prune": _pruned, "select": _selected, "freeze": _frozen, "judge": _judged, "report": _reported,
 }

@@ -20,6 +20,7 @@ from policies.memory import admit
 LAUNCH_WAIT_SECONDS = 15.0
 """How long a launch waits for hosts that have not yet answered, before it is judged by what is known."""
 RUNS_PER_PLAN_MAX = 64
+TRANSPORTS = ("local",)
 
 
 def launch(pen: Pen, request: Request) -> None:
@@ -97,6 +98,9 @@ def _check_plan(pen: Pen, plan: Plan, final_at: datetime, cutoff: datetime) -> N
         what = counted if clash is None else f"candidate name {clash!r} occurs twice or starts with {EVALUATE_PREFIX!r}"
         raise RequestRefused("the candidates can't be told apart", where=where, what=what, fix="give each candidate its own name, then launch again")
     for host in plan.hosts:
+        if host.transport not in TRANSPORTS:
+            what = f"transport {host.transport!r} of host {host.name} is not supported by this version"
+            raise RequestRefused(f"host {host.name} can't be reached", where=where, what=what, fix=f"use transport: {' or '.join(TRANSPORTS)}")
         _check_known_host(pen, host)
 
 

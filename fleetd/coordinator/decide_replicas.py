@@ -9,7 +9,7 @@ from __future__ import annotations
 from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import Job
 from fleetd.fleet import Campaign, Run, Saved, Validated
-from policies.facts import RunKind
+from policies.facts import CampaignStage, RunKind
 from policies.lifecycle import SETTLED
 from policies.selection import better_than_incumbent
 
@@ -29,7 +29,7 @@ def _ask_to_prune(pen: Pen, campaign: Campaign) -> None:
     runs = [pen.run(run_id) for run_id in campaign.runs]
     keep = {saved.digest for run in runs for saved in wanted_checkpoints(run, campaign.plan.selection.minimum_improvement, _chosen(campaign))}
     held = {copy.digest for run in runs for copy in run.checkpoints}
-    if campaign.frozen_digest is None and held - keep and keep <= held:
+    if campaign.stage in (CampaignStage.TRAINING, CampaignStage.STOPPED) and held - keep and keep <= held:
         pen.start(Job(key=f"prune:{campaign.campaign_id}", kind="prune", campaign_id=campaign.campaign_id, body={"keep": sorted(keep)}))
 
 
@@ -41,11 +41,6 @@ def has_every_copy(pen: Pen, run: Run) -> bool:
     if not _answers(pen, run.host):
         return True
     return not _missing(run, campaign) and run.state in SETTLED
-
-
-def verified(pen: Pen, campaign: Campaign, digest: str) -> bool:
-    """Whether a verified copy of the checkpoint with this digest lies in the campaign's store."""
-    return any(copy.digest == digest for run_id in campaign.runs for copy in pen.run(run_id).checkpoints)
 
 
 def wanted_checkpoints(run: Run, minimum_improvement: float, chosen: frozenset[str] = frozenset()) -> list[Saved]:

@@ -103,7 +103,7 @@ def _open(pen: Pen, request: Request) -> None:
     if campaign.frozen_digest is None:
         what = f"the campaign is {campaign.stage}: no selection is frozen yet"
         raise FreezeRefused(f"{word} stays closed", where=where, what=what, fix="wait until it is frozen; fleetd status shows the stage")
-    wanted = (*(split.value for split in campaign.plan.after_freeze.evaluate), *campaign.asked)
+    wanted = (*(split.value for split in campaign.plan.after_freeze.evaluate), *(asked["split"] for asked in campaign.asked))
     if word in wanted:
         what = "it was opened and judged already" if word in campaign.results else "it is being opened and judged already"
         raise FreezeRefused(f"{word} is not opened twice", where=where, what=what, fix=f"fleetd report {campaign.campaign_id}   (shows its figures)")

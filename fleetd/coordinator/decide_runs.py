@@ -10,10 +10,10 @@ from typing import Any
 
 from fleetd.campaign import HostPlan
 from fleetd.coordinator.pen import Pen
-from fleetd.coordinator.sight import Job, Order
+from fleetd.coordinator.sight import Job, Order, Sight
 from fleetd.coordinator.specs import asked_bytes, build_spec, build_task, candidate_of, host_plan, split_of, wish
 from fleetd.coordinator.targets import AFTER_FREEZE
-from fleetd.fleet import Campaign, Run
+from fleetd.fleet import Campaign, Fleet, Run
 from fleetd.model import CutoffOrder
 from fleetd.wire import encode
 from policies.facts import CampaignStage, RunKind, RunState
@@ -34,11 +34,12 @@ def place_runs(pen: Pen) -> None:
                 _place(pen, run)
 
 
-def committed(pen: Pen, host: str) -> tuple[tuple[str, int], ...]:
+def committed(fleet: Fleet, sight: Sight, host: str) -> tuple[tuple[str, int], ...]:
     """What the runs that are not settled hold on a host, over all campaigns: (candidate, bytes)."""
+    has_accelerator = _has_accelerator(sight, host)
     return tuple(
-        (run.candidate, asked_bytes(pen.campaign(run.campaign_id), run, has_accelerator=_has_accelerator(pen, host)))
-        for run in pen.fleet.runs.values() if run.host == host and run.state in _HOLDS_MEMORY
+        (run.candidate, asked_bytes(fleet.campaigns[run.campaign_id], run, has_accelerator=has_accelerator))
+        for run in fleet.runs.values() if run.host == host and run.state in _HOLDS_MEMORY
     )
 
 
@@ -90,7 +91,9 @@ def _held_up(pen: Pen, campaign: Campaign, run: Run, host: HostPlan) -> str | No
         return f"data on {host.name}"
     if run.kind is not RunKind.EVALUATE or f"{host.name}:{run.candidate}" in campaign.staged:
         return None
-    body = {"what": run.candidate, "split": split_of(run).value}
+    split = split_of(run).value
+    planned = {"split": split, "actor": "coordinator", "because": "after_freeze.evaluate of the plan"}
+    body = {"what": run.candidate, **next((asked for asked in campaign.asked if asked["split"] == split), planned)}
     key = f"stage:{run.run_id}:{host.name}"
     pen.start(Job(key=key, kind="stage_evaluation", campaign_id=campaign.campaign_id, run_id=run.run_id, host=host.name, body=body))
     return f"data on {host.name}"
@@ -99,12 +102,13 @@ def _held_up(pen: Pen, campaign: Campaign, run: Run, host: HostPlan) -> str | No
 def _admission(pen: Pen, campaign: Campaign, run: Run, host: HostPlan) -> Admission:
     return admit(
         capacity_bytes=_capacity_bytes(pen, host), floor_bytes=host.floor_bytes, available_bytes=pen.sight.hosts[host.name].memory_available_bytes,
-        committed=committed(pen, host.name), asked_bytes=asked_bytes(campaign, run, has_accelerator=_has_accelerator(pen, host.name)),
+        committed=committed(pen.fleet, pen.sight, host.name),
+        asked_bytes=asked_bytes(campaign, run, has_accelerator=_has_accelerator(pen.sight, host.name)),
     )
 
 
 def _free_bytes(pen: Pen, host: HostPlan) -> int:
-    return _capacity_bytes(pen, host) - host.floor_bytes - sum(amount for _, amount in committed(pen, host.name))
+    return _capacity_bytes(pen, host) - host.floor_bytes - sum(amount for _, amount in committed(pen.fleet, pen.sight, host.name))
 
 
 def _capacity_bytes(pen: Pen, host: HostPlan) -> int:
@@ -113,9 +117,9 @@ def _capacity_bytes(pen: Pen, host: HostPlan) -> int:
     return host.capacity_bytes or facts.memory_total_bytes
 
 
-def _has_accelerator(pen: Pen, host: str) -> bool:
-    sight = pen.sight.hosts.get(host)
-    return bool(sight and sight.facts and sight.facts.accelerators)
+def _has_accelerator(sight: Sight, host: str) -> bool:
+    seen = sight.hosts.get(host)
+    return bool(seen and seen.facts and seen.facts.accelerators)
 
 
 def _start(pen: Pen, run: Run, host: HostPlan, text: str) -> None:

@@ -43,7 +43,7 @@ CLOSE_SECONDS_MAX = 3.0
 REPLAY_ENTRIES = 10_000
 CLOCK_STEP_SECONDS = 5.0
 
-JobRunner = Callable[[Job, Fleet, dict[str, Session]], dict[str, Any]]
+JobRunner = Callable[[Job, Fleet, dict[str, Session], datetime], dict[str, Any]]
 SessionMaker = Callable[[HostPlan, Owner], Session]
 
 
@@ -142,7 +142,7 @@ class Loop:
                 self._board.order_sent(order)
         for job in decision.jobs if is_durable else ():
             self._board.job_started(job)
-            self._workers.submit(self._work, job, self._fleet)
+            self._workers.submit(self._work, job, self._fleet, now)
         self._board.keep(tuple(request for request in decision.kept if self.inbox.is_awaited(request)))
         for reply in decision.replies:
             self.inbox.answer(reply)
@@ -163,11 +163,11 @@ class Loop:
             self._links.pop(name).close(0.0)
             self._board.hosts.pop(name, None)
 
-    def _work(self, job: Job, fleet: Fleet) -> None:
+    def _work(self, job: Job, fleet: Fleet, now: datetime) -> None:
         """One job on a worker thread. Whatever happens, the loop hears of its end."""
         sessions = {name: link.session for name, link in dict(self._links).items()}
         try:
-            result = self._run_job(job, fleet, sessions)
+            result = self._run_job(job, fleet, sessions, now)
         except ExplainedError as fault:
             self.inbox.put_job(JobDone(job=job, error=fault.to_json(), is_final=type(fault) is not HostUnreachable))
         except OSError as fault:

@@ -114,6 +114,8 @@ class Sight:
     orders_done: tuple[OrderDone, ...] = ()
     hosts: dict[str, HostSight] = field(default_factory=dict)
     observations: dict[str, Observation] = field(default_factory=dict)
+    observed_at: dict[str, datetime] = field(default_factory=dict)
+    """When each look was taken, by the coordinator's clock."""
     jobs_running: frozenset[str] = frozenset()
     job_troubles: dict[str, Trouble] = field(default_factory=dict)
     orders_in_flight: frozenset[str] = frozenset()

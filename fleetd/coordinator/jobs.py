@@ -1,0 +1,213 @@
+"""What worker threads do: each kind of job as one function from the fleet, couriers and files to a plain result.
+
+Every job may run twice and may be cut short at any point; the files it makes appear whole. It decides nothing: its result goes
+back to `decide`, its errors too.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from fleetd import logs
+from fleetd.campaign import HostPlan, Plan
+from fleetd.coordinator.couriers import Courier
+from fleetd.coordinator.evaluation import collect_evaluation, judge, prepare_evaluation
+from fleetd.coordinator.ledger import Act
+from fleetd.coordinator.pipeline import freeze_campaign, select_campaign
+from fleetd.coordinator.registration import register_campaign
+from fleetd.coordinator.releases import code_digest, stage_release
+from fleetd.coordinator.replication import prune_checkpoints, replicate_checkpoint, replicate_logs, replicate_predictions
+from fleetd.coordinator.sessions import Session
+from fleetd.coordinator.shards import read_shard_set
+from fleetd.coordinator.sight import Job
+from fleetd.coordinator.staging import stage_data
+from fleetd.coordinator.vault import read_frozen
+from fleetd.files import write_record
+from fleetd.fleet import Campaign, Fleet
+from fleetd.paths import CampaignPaths, StatePaths
+from policies.errors import ExplainedError, FreezeRefused, HostUnreachable, RequestRefused
+from policies.facts import RESERVED_SPLITS, Split
+from policies.freeze import FrozenSelection, frozen_digest
+
+PYTHON_CHECK_SECONDS_MAX = 30.0
+TRAINER_MODULES = ("numpy", "safetensors", "torch", "transformers")
+_FIND_MODULES = "import importlib.util, sys; print(*[name for name in sys.argv[1:] if importlib.util.find_spec(name) is None])"
+
+ReportWriter = Callable[[StatePaths, str], tuple[Path, Path]]
+"""Writes report.html and report.json of a campaign and returns their paths. It comes from the screens, which know how things look."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workplace:
+    """One job's surroundings."""
+
+    job: Job
+    fleet: Fleet
+    campaign: Campaign
+    paths: CampaignPaths
+    couriers: dict[str, Courier]
+    act: Act
+    python: str
+
+    @property
+    def courier(self) -> Courier:
+        """The courier of the job's own host. HostUnreachable when there is no road to it now."""
+        found = self.couriers.get(self.job.host or "")
+        if found is None:
+            raise HostUnreachable("the host can't be reached", where=f"host {self.job.host}", what="no session with it now", fix="it is tried again")
+        return found
+
+    @property
+    def run_id(self) -> str:
+        assert self.job.run_id is not None
+        return self.job.run_id
+
+    @property
+    def frozen(self) -> FrozenSelection:
+        """The proof that reserved data may be opened."""
+        found = read_frozen(self.paths)
+        if found is None:
+            raise FreezeRefused("nothing is frozen", where=str(self.paths.frozen), what="there is no frozen selection", fix="wait until it is frozen")
+        return found
+
+
+class Jobs:
+    """Runs jobs on behalf of the loop; the one place that knows all kinds of them."""
+
+    def __init__(self, state: StatePaths, *, python: str, write_report: ReportWriter | None) -> None:
+        self._state, self._python, self._write_report = state, python, write_report
+
+    def run(self, job: Job, fleet: Fleet, sessions: dict[str, Session], now: datetime) -> dict[str, Any]:
+        reachable = {name for name, host in fleet.hosts.items() if host.reachable}
+        place = Workplace(
+            job=job, fleet=fleet, campaign=fleet.campaigns[job.campaign_id], paths=self._state.campaign(job.campaign_id),
+            couriers={name: session.courier for name, session in sessions.items() if name in reachable},
+            act=Act(actor=str(job.body.get("actor") or "coordinator"), at=now, code_digest=code_digest()), python=self._python,
+        )
+        if job.kind == "report":
+            return self._report(place)
+        return _KINDS[job.kind](place)
+
+    def _report(self, place: Workplace) -> dict[str, Any]:
+        for run_id in place.campaign.runs:
+            courier = place.couriers.get(place.fleet.runs[run_id].host or "")
+            if courier is not None:
+                copy_story(courier, place.paths, run_id)
+        if self._write_report is None:
+            return {"html": None, "json": None}
+        html, data = self._write_report(self._state, place.job.campaign_id)
+        return {"html": str(html), "json": str(data)}
+
+
+def copy_story(courier: Courier, paths: CampaignPaths, run_id: str) -> None:
+    """Bring log, trace and lineage of a run up to date. A report does without what can't be had."""
+    try:
+        os.makedirs(paths.store_run(run_id), exist_ok=True)
+        replicate_logs(courier, paths, run_id)
+    except (ExplainedError, OSError) as fault:
+        logs.failed("story_not_copied", run=run_id, what=str(fault))
+
+
+def _preflight(place: Workplace) -> dict[str, Any]:
+    """Put the plan on record, register its data, and see that interpreters are complete."""
+    plan = place.campaign.plan
+    os.makedirs(place.paths.root, mode=0o700, exist_ok=True)
+    if place.campaign.plan_text and not place.paths.plan.exists():
+        place.paths.plan.write_text(place.campaign.plan_text, encoding="utf-8")
+    write_record(place.paths.resolved, plan)
+    for host in plan.hosts:
+        if host.name in place.couriers and any(candidate.task is not None for candidate in plan.candidates):
+            _check_python(host, host.python or place.python)
+    return {"digests": register_campaign(place.paths, plan, place.act), "rows": _reserved_rows(plan)}
+
+
+def _check_python(host: HostPlan, python: str) -> None:
+    """RequestRefused unless the trainer's interpreter runs and has what our trainer imports."""
+    where, fix = f"host {host.name}, python {python}", "name an interpreter that has them as python of the host in the plan"
+    try:
+        done = subprocess.run(
+            [python, "-c", _FIND_MODULES, *TRAINER_MODULES], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+            timeout=PYTHON_CHECK_SECONDS_MAX,
+        )
+    except (OSError, subprocess.TimeoutExpired) as fault:
+        raise RequestRefused(f"host {host.name} can't run the trainer", where=where, what=str(fault), fix=fix) from fault
+    if done.returncode != 0 or done.stdout.strip():
+        what = f"it lacks {done.stdout.strip()}" if done.returncode == 0 else done.stderr.strip()[-300:] or f"exit status {done.returncode}"
+        raise RequestRefused(f"host {host.name} can't run the trainer", where=where, what=what, fix=fix)
+
+
+def _reserved_rows(plan: Plan) -> dict[str, int]:
+    """How many documents each reserved split of token shards holds: what an evaluation has to score."""
+    found: dict[str, int] = {}
+    for role in plan.data:
+        if role.split in RESERVED_SPLITS and role.shard_split is not None:
+            shards = read_shard_set(Path(plan.directory) / role.path, role.shard_split, role.include, scored=True)
+            found[role.split.value] = sum(shard.docs for shard in shards.shards)
+    return found
+
+
+def _stage(place: Workplace) -> dict[str, Any]:
+    release = stage_release(place.courier)
+    stage_data(place.campaign.plan, place.campaign.digests, place.courier)
+    return {"digests": {"release": release}}
+
+
+def _stage_evaluation(place: Workplace) -> dict[str, Any]:
+    plan, body = place.campaign.plan, place.job.body
+    because = body["because"] if body["actor"] != "coordinator" else ""
+    prepared = prepare_evaluation(
+        place.paths, plan, place.campaign.digests, Split(body["split"]), place.frozen, place.courier, place.act, because,
+    )
+    opened = prepared.opened
+    opening = {"split": opened.split.value, "number": opened.number, "ledger_entry": opened.sequence, "dataset_digest": opened.digest}
+    return {"digests": {opened.split.value: opened.digest}, "opening": opening}
+
+
+def _predictions(place: Workplace) -> dict[str, Any]:
+    body = place.job.body
+    os.makedirs(place.paths.store_run(place.run_id), exist_ok=True)
+    copied = replicate_predictions(place.courier, place.paths, place.run_id, body["step"], body["digest"])
+    copy_story(place.courier, place.paths, place.run_id)
+    return {"value": copied.value}
+
+
+def _checkpoint(place: Workplace) -> dict[str, Any]:
+    os.makedirs(place.paths.store_run(place.run_id), exist_ok=True)
+    copied = replicate_checkpoint(place.courier, place.paths, place.run_id, place.job.body["step"], place.job.body["digest"])
+    return {"bytes": copied.bytes}
+
+
+def _prune(place: Workplace) -> dict[str, Any]:
+    return {"removed": list(prune_checkpoints(place.paths, place.job.body["keep"]))}
+
+
+def _select(place: Workplace) -> dict[str, Any]:
+    campaign = place.campaign
+    runs = tuple(place.fleet.runs[run_id] for run_id in campaign.runs)
+    return select_campaign(place.paths, campaign.campaign_id, campaign.plan.selection, runs, place.couriers, place.act)
+
+
+def _freeze(place: Workplace) -> dict[str, Any]:
+    return {"frozen_sha256": frozen_digest(freeze_campaign(place.paths, place.campaign.campaign_id, place.act))}
+
+
+def _collect(place: Workplace) -> dict[str, Any]:
+    os.makedirs(place.paths.store_run(place.run_id), exist_ok=True)
+    return {"sha256": collect_evaluation(place.courier, place.paths, Split(place.job.body["split"]), place.run_id)}
+
+
+def _judge(place: Workplace) -> dict[str, Any]:
+    split = Split(place.job.body["split"])
+    return {"result": judge(place.paths, place.campaign.plan, split, place.frozen, place.run_id, place.act)}
+
+
+_KINDS: dict[str, Callable[[Workplace], dict[str, Any]]] = {
+    "preflight": _preflight, "stage": _stage, "stage_evaluation": _stage_evaluation, "predictions": _predictions, "checkpoint": _checkpoint,
+    "prune": _prune, "select": _select, "freeze": _freeze, "collect": _collect, "judge": _judge,
+}

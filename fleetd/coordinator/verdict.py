@@ -1,0 +1,103 @@
+"""The first line of every status: OK, NEEDS YOU or BLIND, with what, where and since when. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
+
+from fleetd.coordinator.decide_hosts import HOST_SILENT_SECONDS, needed_hosts
+from fleetd.coordinator.sight import Sight
+from fleetd.coordinator.targets import is_over
+from fleetd.fleet import Campaign, Fleet, Run
+from policies.facts import CampaignStage, RunState
+from policies.lifecycle import SETTLED
+
+TROUBLE_COUNT_MIN = 3
+"""A job that failed this often in a row is somebody's business; once or twice it is the world's."""
+
+_HELP = {RunState.HELD: "fleetd resume", RunState.STUCK: "look at its processes on the host", RunState.FAILED: "fleetd logs"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    word: str
+    text: str
+    since: datetime | None
+
+
+def judge(fleet: Fleet, sight: Sight, now: datetime, journal_health: str) -> Verdict:
+    """What a person has to know first. Of several things the most pressing, and how many more there are."""
+    pressing = _needs_you(fleet, sight, now, journal_health)
+    if pressing:
+        return _first("NEEDS YOU", pressing)
+    silent = _silent_hosts(fleet, sight, now)
+    if silent:
+        return _first("BLIND", silent)
+    return _well(fleet)
+
+
+def _first(word: str, found: list[tuple[str, datetime | None]]) -> Verdict:
+    text, since = found[0]
+    return Verdict(word=word, text=f"{text} (and {len(found) - 1} more)" if len(found) > 1 else text, since=since)
+
+
+def _needs_you(fleet: Fleet, sight: Sight, now: datetime, journal_health: str) -> list[tuple[str, datetime | None]]:
+    found: list[tuple[str, datetime | None]] = []
+    if journal_health != "ok":
+        found.append((f"the coordinator's journal is {journal_health}", None))
+    shown = _shown(fleet)
+    runs = [fleet.runs[run_id] for campaign in shown for run_id in campaign.runs]
+    for state in (RunState.STUCK, RunState.HELD, RunState.FAILED):
+        over = {campaign.campaign_id for campaign in shown if is_over(campaign)}
+        found += [(_run_words(run), run.since) for run in runs if run.state is state and run.campaign_id not in over]
+    found += [(f"{campaign.plan.name} failed: {campaign.detail}", campaign.since) for campaign in shown if campaign.stage is CampaignStage.FAILED]
+    for run in runs:
+        look = sight.observations.get(run.run_id)
+        if look is not None and run.state not in SETTLED and look.identity.startswith("cannot verify"):
+            found.append((f"{run.candidate} on {run.host}: {look.identity}", sight.observed_at.get(run.run_id)))
+    for key, trouble in sight.job_troubles.items():
+        if trouble.count >= TROUBLE_COUNT_MIN:
+            found.append((f"{key.split(':')[0]}: {trouble.error['title']}: {trouble.error['what']}; {trouble.error['fix']}", trouble.last_at))
+    return found
+
+
+def _shown(fleet: Fleet) -> list[Campaign]:
+    """Campaigns under way, and the newest one even if it is over."""
+    every = list(fleet.campaigns.values())
+    return [campaign for campaign in every if not is_over(campaign) or campaign is every[-1]]
+
+
+def _run_words(run: Run) -> str:
+    why = run.detail or run.reason or "no reason given"
+    return f"{run.candidate} is {run.state} on {run.host or 'no host'}: {why} ({_HELP[run.state]} {run.candidate})"
+
+
+def _silent_hosts(fleet: Fleet, sight: Sight, now: datetime) -> list[tuple[str, datetime | None]]:
+    found: list[tuple[str, datetime | None]] = []
+    for name in needed_hosts(fleet):
+        known, seen = fleet.hosts.get(name), sight.hosts.get(name)
+        heard_at = seen.answered_at if seen is not None else None
+        is_quiet = seen is not None and (now - max(seen.asked_since, heard_at or seen.asked_since)).total_seconds() > HOST_SILENT_SECONDS
+        if (known is not None and not known.reachable) or is_quiet:
+            since = heard_at or (known.since if known is not None else None)
+            why = f": {seen.trouble['what']}" if seen is not None and seen.trouble else ""
+            found.append((f"{name} does not answer{why}; its runs go on by themselves", since))
+    return found
+
+
+def _well(fleet: Fleet) -> Verdict:
+    going = [campaign for campaign in fleet.campaigns.values() if not is_over(campaign)]
+    if not going:
+        last = next(reversed(fleet.campaigns.values()), None)
+        if last is None:
+            return Verdict(word="OK", text="nothing was launched yet", since=None)
+        return Verdict(word="OK", text=f"{last.plan.name} is {last.stage}", since=last.since)
+    words = "; ".join(f"{campaign.plan.name} {_stage_words(fleet, campaign)}" for campaign in going)
+    return Verdict(word="OK", text=words, since=max(campaign.since for campaign in going))
+
+
+def _stage_words(fleet: Fleet, campaign: Campaign) -> str:
+    counted = Counter(fleet.runs[run_id].state.value for run_id in campaign.runs)
+    states = ", ".join(f"{count} {state}" for state, count in counted.items())
+    return f"{campaign.stage}: {states}" if states else campaign.stage.value
