@@ -1,0 +1,227 @@
+"""The API on the unix socket: readers are answered from the last published tick, wishes go through the inbox and wait for the loop.
+
+A status is answered at once whatever a host or a disk does; its ages grow when the loop is late. Errors are 4xx with the three lines.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from fleetd import clock, logs
+from fleetd.coordinator import document
+from fleetd.coordinator.loop import Loop, Published
+from fleetd.coordinator.specs import host_plan
+from fleetd.coordinator.targets import find_campaign, find_runs
+from fleetd.journal import Journal
+from fleetd.paths import HostPaths, RunPaths
+from fleetd.wire import LINE_BYTES_MAX, WireError, loads
+from policies.errors import ExplainedError, FreezeRefused, HostUnreachable, NotFound, PlanInvalid, RequestRefused
+
+FIRST_TICK_SECONDS_MAX = 10.0
+WISH_SECONDS_MAX = 25.0
+LAUNCH_SECONDS_MAX = 590.0
+"""Registration reads all data once before a launch is answered."""
+EVENTS_MAX = 5000
+EVENTS_PAGE = 1000
+LOG_BYTES_MAX = 4 * 1024 * 1024
+SOCKET_PATH_BYTES_MAX = 100
+"""sun_path of unix(7) holds 108 bytes; longer paths are bound through a descriptor of their folder."""
+BACKLOG = 64
+CLOSE_SECONDS_MAX = 3.0
+
+_STATUS = {NotFound: 404, FreezeRefused: 409, PlanInvalid: 400, RequestRefused: 422, HostUnreachable: 424}
+
+WriteReport = Callable[[str], tuple[Path | None, Path | None]]
+
+
+class Api:
+    """The server thread. `daemon` says who answers; `write_report` writes a campaign's report now."""
+
+    def __init__(self, loop: Loop, journal: Journal, daemon: document.Daemon, write_report: WriteReport) -> None:
+        self._loop, self._journal, self._daemon, self._write_report = loop, journal, daemon, write_report
+        self._socket = bind(daemon.paths.socket)
+        config = uvicorn.Config(self.app(), log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1)
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._serve, name="api", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(CLOSE_SECONDS_MAX)
+        self._socket.close()
+        self._daemon.paths.socket.unlink(missing_ok=True)
+
+    def app(self) -> Starlette:
+        return Starlette(routes=[
+            Route("/v1/status", _guarded(self._status)), Route("/v1/events", _guarded(self._events)), Route("/v1/logs", _guarded(self._logs)),
+            *(Route(f"/v1/{kind}", _guarded(self._wish), methods=["POST"]) for kind in ("launch", "stop", "resume", "open")),
+            Route("/v1/report", _guarded(self._report), methods=["POST"]),
+        ])
+
+    def _serve(self) -> None:
+        try:
+            self._server.run(sockets=[self._socket])
+        except Exception:  # the loop and its hosts go on without readers; daemon.log says why nobody answers
+            logs.logger.exception("event=api_ended")
+
+    def _seen(self) -> Published:
+        deadline = time.monotonic() + FIRST_TICK_SECONDS_MAX
+        while self._loop.published is None:
+            if time.monotonic() > deadline:
+                where = str(self._daemon.paths.root)
+                raise RequestRefused("the coordinator is still starting", where=where, what="no tick is finished yet", fix="ask again")
+            time.sleep(0.02)
+        return self._loop.published
+
+    def _status(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
+        seen = self._seen()
+        return document.build(seen.fleet, seen.sight, self._daemon, now=clock.read().now, journal_health=seen.journal_health)
+
+    def _events(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
+        asked = request.query_params
+        after, limit = _whole(asked.get("after"), 0), min(max(_whole(asked.get("limit"), EVENTS_PAGE), 1), EVENTS_MAX)
+        fleet = self._seen().fleet
+        campaign = find_campaign(fleet, asked["campaign"]) if asked.get("campaign") else None
+        runs = set(find_runs(fleet, asked["run"])) if asked.get("run") else None
+        found: list[dict[str, Any]] = []
+        while len(found) < limit and (entries := self._journal.entries(after=after, limit=EVENTS_PAGE)):
+            after = entries[-1]["sequence"]
+            found += [
+                entry for entry in entries
+                if (campaign is None or entry["campaign_id"] == campaign.campaign_id) and (runs is None or entry["run_id"] in runs)
+            ]
+        return {"events": found[:limit]}
+
+    def _logs(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
+        asked, fleet = request.query_params, self._seen().fleet
+        runs = find_runs(fleet, asked.get("run") or "")
+        if len(runs) != 1:
+            names = ", ".join(fleet.runs[run_id].candidate for run_id in runs)
+            raise NotFound("one run is needed", where=asked.get("run") or "run", what=f"it names {len(runs)}: {names}", fix="name one of them")
+        run = fleet.runs[runs[0]]
+        if run.host is None:
+            raise NotFound(f"{run.candidate} has no logs yet", where=run.run_id, what=f"it is {run.state}: {run.detail}", fix="fleetd status")
+        place, attempt = RunPaths(Path()), _whole(asked.get("attempt"), max(run.attempt, 1))
+        paths = {"stdout": place.attempt(attempt).stdout, "log": place.log, "supervisor": place.supervisor_log}
+        stream = asked.get("stream") or "stdout"
+        if stream not in paths:
+            known = f"the streams are {', '.join(paths)}"
+            raise NotFound(f"there is no stream {stream!r}", where=run.run_id, what=known, fix="use one of them")
+        root = Path(host_plan(fleet.campaigns[run.campaign_id], run.host).root)
+        folder = HostPaths(root).run(run.run_id).root
+        copy = self._daemon.paths.campaign(run.campaign_id).store_run(run.run_id)
+        path = next((each / paths[stream] for each in (folder, copy) if (each / paths[stream]).is_file()), None)
+        if path is None:
+            what, fix = f"{paths[stream]} does not exist on {run.host}, and there is no copy", "wait until it has started, or name another attempt"
+            raise NotFound(f"{run.candidate} has no {stream} log", where=str(folder), what=what, fix=fix)
+        return read_text(path, _whole(asked.get("offset"), 0), min(_whole(asked.get("bytes_max"), LOG_BYTES_MAX), LOG_BYTES_MAX))
+
+    def _wish(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
+        kind = request.url.path.rsplit("/", 1)[1]
+        reply = self._loop.inbox.ask(kind, body, LAUNCH_SECONDS_MAX if kind == "launch" else WISH_SECONDS_MAX)
+        if reply.error is not None:
+            raise _Refused(reply.error, reply.exit_code)
+        return reply.body
+
+    def _report(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
+        campaign = find_campaign(self._seen().fleet, str(body.get("campaign") or ""))
+        assert campaign is not None
+        html, data = self._write_report(campaign.campaign_id)
+        if html is None:
+            fix = "start the coordinator with fleetd launch or fleetd daemon"
+            raise RequestRefused("no report can be written", where=campaign.campaign_id, what="this coordinator has no report writer", fix=fix)
+        return {"html": str(html), "json": str(data)}
+
+
+class _Refused(Exception):
+    """An error that the loop has already put into its three lines."""
+
+    def __init__(self, error: dict[str, str], exit_code: int) -> None:
+        super().__init__(error["title"])
+        self.error, self.status = error, next((status for kind, status in _STATUS.items() if kind.__name__ == error["error"]), 422)
+
+
+def _guarded(handler: Callable[[Request, dict[str, Any]], dict[str, Any]]) -> Callable[[Request], Any]:
+    """A handler on a thread of the pool, with every fault as an explained answer."""
+
+    async def endpoint(request: Request) -> JSONResponse:
+        try:
+            body = _object(await request.body()) if request.method == "POST" else {}
+            return JSONResponse(await run_in_threadpool(handler, request, body))
+        except _Refused as refused:
+            return JSONResponse(refused.error, status_code=refused.status)
+        except ExplainedError as error:
+            status = next((status for kind, status in _STATUS.items() if type(error) is kind), 422)
+            return JSONResponse(error.to_json(), status_code=status)
+        except Exception as fault:  # our mistake in one answer must not look like a dead coordinator
+            path = request.url.path
+            logs.logger.exception("event=api_fault path=%s", path)
+            broken = ExplainedError("the coordinator broke down over this request", where=path, what=repr(fault), fix="report this with daemon.log")
+            return JSONResponse(broken.to_json(), status_code=500)
+
+    return endpoint
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    if len(data) > LINE_BYTES_MAX:
+        raise RequestRefused("the request is too long", where="body", what=f"{len(data)} bytes, {LINE_BYTES_MAX} are possible", fix="send less")
+    try:
+        found = loads(data) if data else {}
+    except WireError as fault:
+        raise RequestRefused("the request can't be read", where="body", what=str(fault), fix="send one JSON object") from fault
+    if not isinstance(found, dict):
+        raise RequestRefused("the request can't be read", where="body", what="it is no JSON object", fix="send one JSON object")
+    return found
+
+
+def _whole(text: str | None, default: int) -> int:
+    try:
+        return int(text) if text else default
+    except ValueError as fault:
+        raise RequestRefused("a number is needed", where="query", what=f"{text!r} is none", fix="give a whole number") from fault
+
+
+def read_text(path: Path, offset: int, bytes_max: int) -> dict[str, Any]:
+    """Text from `offset` (negative: from the end), never ending within a character that is still being written."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        start = max(0, size + offset) if offset < 0 else min(offset, size)
+        file.seek(start)
+        data = file.read(max(bytes_max, 4))
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    text = decoder.decode(data)
+    waiting = len(decoder.getstate()[0])
+    return {"data": text, "next": start + len(data) - waiting, "size": size}
+
+
+def bind(path: Path) -> socket.socket:
+    """A listening unix socket at `path` that only this user may use. Called while the state directory's lock is held."""
+    path.unlink(missing_ok=True)
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    before = os.umask(0o177)
+    try:
+        is_long = len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX
+        found.bind(f"/proc/self/fd/{folder}/{path.name}" if is_long else str(path))
+    finally:
+        os.umask(before)
+        os.close(folder)
+    os.chmod(path, 0o600)
+    found.listen(BACKLOG)
+    return found

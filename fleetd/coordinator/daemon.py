@@ -1,0 +1,271 @@
+"""The coordinator as a process: one for each state directory, in the foreground or detached, ended by SIGTERM.
+
+    lock ── flock, held for life     coordinator.json ── id, and a generation that grows by one each start
+    journal.db ── replayed           api.sock ── answers as soon as the first tick is done
+Its end changes nothing on any host.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from fleetd import clock, logs
+from fleetd.campaign import HostPlan
+from fleetd.coordinator.api import SOCKET_PATH_BYTES_MAX, Api
+from fleetd.coordinator.document import Daemon
+from fleetd.coordinator.jobs import Jobs, ReportWriter
+from fleetd.coordinator.loop import Loop
+from fleetd.coordinator.releases import code_digest
+from fleetd.coordinator.sessions import LocalSession, Session
+from fleetd.files import read_record, write_record
+from fleetd.journal import Journal
+from fleetd.model import Owner
+from fleetd.paths import StatePaths
+from fleetd.wire import WireError, dumps, loads
+from policies.errors import EXIT_BUG, EXIT_OK, ExplainedError, from_json
+
+ENV_READY = "FLEETD_READY_FD"
+START_SECONDS_MAX = 30.0
+ANSWER_SECONDS_MAX = 5.0
+ID_BYTES = 8
+READY_BYTES_MAX = 65536
+
+# The first fork leaves the caller's family; the setsid came with start_new_session. -I and -S keep this helper quick.
+_DETACH = "import os, sys\nif os.fork(): os._exit(0)\nos.execv(sys.argv[1], sys.argv[1:])"
+
+
+def run_foreground(state_root: Path, write_report: ReportWriter | None = None) -> int:
+    """Be the coordinator of `state_root` until SIGTERM or SIGINT. ExplainedError when it can't be: another one runs, the journal is damaged."""
+    paths = StatePaths(state_root)
+    _make_root(paths)
+    with _only_one(paths):
+        logs.to_file(paths.log)
+        journal = Journal.open(paths.journal)
+        try:
+            _serve(paths, journal, write_report or report_writer_by_name())
+        finally:
+            journal.close()
+    return EXIT_OK
+
+
+def ensure_running(state_root: Path) -> tuple[int, bool]:
+    """The pid of the coordinator of `state_root`, and whether it had to be started (detached, log in daemon.log). Returns once it answers."""
+    paths = StatePaths(state_root)
+    _make_root(paths)
+    pid = answering_pid(paths)
+    if pid is not None:
+        return pid, False
+    told = _start_detached(paths)
+    if "error" not in told:
+        return int(told["pid"]), True
+    deadline = time.monotonic() + START_SECONDS_MAX
+    while told["error"] == AlreadyRunning.__name__ and time.monotonic() < deadline:
+        pid = answering_pid(paths)  # somebody else was starting one at the same moment
+        if pid is not None:
+            return pid, False
+        time.sleep(0.1)
+    raise from_json(told)
+
+
+class AlreadyRunning(ExplainedError):
+    """Another coordinator holds the state directory."""
+
+
+def answering_pid(paths: StatePaths) -> int | None:
+    """The pid of the coordinator that answers on the socket now, None when nobody does."""
+    if not paths.socket.exists():
+        return None
+    folder = os.open(paths.root, os.O_PATH | os.O_DIRECTORY)
+    try:
+        is_long = len(os.fsencode(paths.socket)) > SOCKET_PATH_BYTES_MAX
+        address = f"/proc/self/fd/{folder}/{paths.socket.name}" if is_long else str(paths.socket)
+        with httpx.Client(transport=httpx.HTTPTransport(uds=address), trust_env=False, timeout=ANSWER_SECONDS_MAX) as client:
+            return int(client.get("http://fleetd/v1/status").json()["coordinator"]["pid"])
+    except (httpx.HTTPError, OSError, ValueError, KeyError):
+        return None
+    finally:
+        os.close(folder)
+
+
+def report_writer_by_name() -> ReportWriter | None:
+    """The screens' report writer, found by name when it is first needed: the daemon stays small, and without it only reports are missing."""
+    if importlib.util.find_spec("fleetd.screens.report") is None:
+        return None
+
+    def write(state: StatePaths, campaign_id: str) -> tuple[Path, Path]:
+        module = importlib.import_module("fleetd.screens.report")
+        html, data = module.write_report(state, campaign_id)
+        return html, data
+
+    return write
+
+
+def _serve(paths: StatePaths, journal: Journal, write_report: ReportWriter | None) -> None:
+    owner, started_at = _next_generation(paths, journal), clock.read().now
+    code_digest()  # read now: files may be replaced by a newer release while this process runs
+    jobs = Jobs(paths, python=sys.executable, write_report=write_report)
+    loop = Loop(journal, owner, python=sys.executable, make_session=_session, run_job=jobs.run)
+    daemon = Daemon(pid=os.getpid(), id=owner.coordinator_id, generation=owner.generation, started_at=started_at, paths=paths)
+    guard = threading.Lock()
+
+    def write_now(campaign_id: str) -> tuple[Path | None, Path | None]:
+        with guard:
+            return write_report(paths, campaign_id) if write_report is not None else (None, None)
+
+    api = Api(loop, journal, daemon, write_now)
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: loop.stop())
+    api.start()
+    _tell_ready({"pid": os.getpid()})
+    try:
+        loop.run()
+    finally:
+        api.close()
+
+
+def _session(plan: HostPlan, owner: Owner) -> Session:
+    assert plan.transport == "local", "a launch admits only transports that have a session"
+    return LocalSession(plan, owner)
+
+
+def _make_root(paths: StatePaths) -> None:
+    try:
+        os.makedirs(paths.root, mode=0o700, exist_ok=True)
+    except OSError as fault:
+        fix = "set FLEETD_STATE to a directory that you may write"
+        raise ExplainedError("the state directory can't be made", where=str(paths.root), what=str(fault), fix=fix) from fault
+
+
+@contextmanager
+def _only_one(paths: StatePaths) -> Iterator[None]:
+    """Hold the state directory's lock. AlreadyRunning names the process that has it."""
+    try:
+        descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as fault:
+        fix = "set FLEETD_STATE to a directory that you may write"
+        raise ExplainedError("the state directory can't be used", where=str(paths.lock), what=str(fault), fix=fix) from fault
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as fault:
+            pid = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+            raise AlreadyRunning(
+                "a coordinator is running here already", where=str(paths.root), what=f"pid {pid} holds {paths.lock}",
+                fix=f"use it (fleetd status), or end it first: kill {pid}",
+            ) from fault
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _next_generation(paths: StatePaths, journal: Journal) -> Owner:
+    """Who we are to hosts: the id of this state directory for ever, and one generation more than ever before, durable before its first use."""
+    try:
+        record: dict[str, Any] = read_record(paths.identity)
+    except FileNotFoundError:
+        record = journal.state_get("coordinator") or {"coordinator_id": secrets.token_hex(ID_BYTES), "generation": 0}
+    except WireError as fault:
+        fix = f"move it away: the journal beside it knows the id too (rm {paths.identity})"
+        raise ExplainedError("the coordinator's identity can't be read", where=str(paths.identity), what=str(fault), fix=fix) from fault
+    highest = max(int(record["generation"]), int((journal.state_get("coordinator") or {}).get("generation", 0)))
+    owner = Owner(coordinator_id=str(record["coordinator_id"]), generation=highest + 1)
+    body = {"schema": 1, "coordinator_id": owner.coordinator_id, "generation": owner.generation}
+    write_record(paths.identity, body)
+    journal.state_set("coordinator", body)
+    return owner
+
+
+def _start_detached(paths: StatePaths) -> dict[str, Any]:
+    """Start a coordinator that outlives us; what it said of its start: its pid, or an error."""
+    reader, writer = os.pipe()
+    environment = {**os.environ, "FLEETD_STATE": str(paths.root.absolute()), ENV_READY: str(writer)}
+    argv = [sys.executable, "-I", "-S", "-c", _DETACH, sys.executable, "-m", "fleetd.coordinator.daemon"]
+    try:
+        with open(paths.log, "ab") as log:
+            subprocess.run(
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=paths.root, env=environment, start_new_session=True,
+                pass_fds=(writer,), check=True,
+            )
+        os.close(writer)
+        writer = -1
+        line = _read_line(reader)
+    except (OSError, subprocess.CalledProcessError) as fault:
+        raise ExplainedError("the coordinator can't be started", where=str(paths.root), what=str(fault), fix=f"look at {paths.log}") from fault
+    finally:
+        os.close(reader)
+        if writer >= 0:
+            os.close(writer)
+    try:
+        told: dict[str, Any] = loads(line)
+    except WireError:
+        what, fix = "it left, or took too long, without a word", f"look at the end of {paths.log}"
+        return ExplainedError("the coordinator did not start", where=str(paths.root), what=what, fix=fix).to_json()
+    return told
+
+
+def _read_line(reader: int) -> bytes:
+    deadline, line = time.monotonic() + START_SECONDS_MAX, b""
+    while not line.endswith(b"\n") and len(line) < READY_BYTES_MAX:
+        left_seconds = deadline - time.monotonic()
+        if left_seconds <= 0 or not select.select([reader], [], [], left_seconds)[0]:
+            break
+        chunk = os.read(reader, READY_BYTES_MAX)
+        if not chunk:
+            break
+        line += chunk
+    return line
+
+
+def _tell_ready(told: dict[str, Any]) -> None:
+    """Tell whoever started us how it went, once."""
+    descriptor = os.environ.pop(ENV_READY, None)
+    if descriptor is None:
+        return
+    try:
+        os.write(int(descriptor), dumps(told).encode() + b"\n")
+        os.close(int(descriptor))
+    except (OSError, ValueError):
+        pass  # it did not wait for the answer; the socket says the same
+
+
+def main() -> None:
+    """`python -m fleetd.coordinator.daemon`: the coordinator of $FLEETD_STATE."""
+    from fleetd.paths import state_root
+
+    code = EXIT_BUG
+    try:
+        code = run_foreground(state_root())
+    except ExplainedError as error:
+        _tell_ready(error.to_json())
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        code = error.exit_code
+    except BaseException:
+        logs.logger.exception("event=coordinator_crashed")
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A worker may still copy a large file: whatever it does is safe to cut short, and nobody should wait for it.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
