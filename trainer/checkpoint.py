@@ -190,6 +190,7 @@ def _write_files(temporary: Path, contents: Mapping[str, Content], abandon: Call
             write_synced(temporary / name, content)
         else:
             content(temporary / name)
+            os.chmod(temporary / name, 0o644)  # some writers make private files; an agent of another user has to read them
             _sync_file(temporary / name)
         entries.append(file_entry(temporary, name))
     write_synced(temporary / MANIFEST_NAME, dumps(manifest_body(entries)))

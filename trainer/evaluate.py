@@ -23,8 +23,6 @@ from trainer.predictions import complete_predictions, write_predictions
 from trainer.records import RunRecords
 from trainer.stopping import Stop
 
-PROGRESS_SECONDS = 2.0
-
 
 class EvaluationStopped(Exception):
     """A stop was asked for; complete predictions stay."""
@@ -63,14 +61,16 @@ class _Progress:
         self.done, self._first, self._name, self._told_at = 0, 0, "", time.monotonic()
 
     def begin(self, name: str, first: int) -> None:
-        self._name, self._first = name, first
-        self._tell(first)
+        self._name, self._first, self.done, self._told_at = name, first, first, time.monotonic()
         self._check()
 
     def on_batch(self, done: int) -> None:
+        """One batch is one step: that is how the supervisor sees progress and the reserve learns the speed."""
+        now = time.monotonic()
+        self.done = self._first + done
+        self._records.log(step=self.done, model=self._name, seconds=round(now - self._told_at, 6))
+        self._told_at = now
         self._check()
-        if time.monotonic() - self._told_at >= PROGRESS_SECONDS:
-            self._tell(self._first + done)
 
     def left(self, task: EvaluateTask) -> list[str]:
         names = [*task.models, "unigram"]
@@ -79,10 +79,6 @@ class _Progress:
     def _check(self) -> None:
         if self._stop.because() is not None:
             raise EvaluationStopped
-
-    def _tell(self, done: int) -> None:
-        self.done, self._told_at = done, time.monotonic()
-        self._records.log(event="evaluation", phase="progress", step=done, model=self._name)
 
 
 def _score_model(

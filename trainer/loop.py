@@ -207,8 +207,7 @@ class Training:
             except ScoringStopped:
                 return
             meta = write_predictions(self.run_dir / PREDICTIONS, name, rows, **described)
-        seconds = 0.0 if kept else time.monotonic() - began
-        self._enter_score(meta, seconds, kept)
+        self._enter_score(meta, None if kept else round(time.monotonic() - began, 6))
 
     def _between_batches(self, step: int) -> Any:
         told_at = time.monotonic()
@@ -223,7 +222,8 @@ class Training:
 
         return on_batch
 
-    def _enter_score(self, meta: dict[str, Any], seconds: float, kept: bool) -> None:
+    def _enter_score(self, meta: dict[str, Any], seconds: float | None) -> None:
+        """Take a finished validation into the state. `seconds` is None when it was found complete and took no time."""
         assert self.saved is not None
         claim, step = meta["claim"], self.state.step
         before = self._best()
@@ -236,7 +236,7 @@ class Training:
             self.records.hint("best", step=step, digest=self.saved.digest, value=claim["value"])
         self.records.log(
             event="validation", phase="end", step=step, value=claim["value"], families=claim["families"], rows=meta["rows"],
-            seconds=round(seconds, 6), sha256=meta["sha256"], checkpoint_digest=self.saved.digest, best=is_best, kept=kept,
+            seconds=seconds, sha256=meta["sha256"], checkpoint_digest=self.saved.digest, best=is_best,
         )
 
     def _best(self) -> dict[str, Any] | None:

@@ -29,7 +29,7 @@ class Stop:
         self._asked: str | None = None
         self.gives_up_save = False
         self._steps: deque[float] = deque([0.0], maxlen=RECENT)
-        self._saves: deque[float] = deque([SAVE_SECONDS_FIRST], maxlen=RECENT)
+        self._saves: deque[float] = deque(maxlen=RECENT)
         self._deadline_seconds: float | None = None
         if cutoff_at is not None:
             self.set_cutoff(cutoff_at)
@@ -61,7 +61,7 @@ class Stop:
 
     def margin_seconds(self) -> float:
         """How long before the cutoff the last step may begin: it, a save, and as much again for a slow disk."""
-        return max(self._steps) + 2 * max(self._saves) + MARGIN_FLOOR_SECONDS
+        return max(self._steps) + 2 * max(self._saves, default=SAVE_SECONDS_FIRST) + MARGIN_FLOOR_SECONDS
 
     def note_step(self, seconds: float) -> None:
         self._steps.append(seconds)

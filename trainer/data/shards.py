@@ -52,7 +52,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corpus:
-    """All shards of one split, in the order of the index. `digest` names the whole directory, as staged."""
+    """All shards of one split, in the order of their names. `digest` names the whole directory, as staged."""
 
     folder: Path
     split: str
@@ -86,7 +86,7 @@ def open_corpus(folder: Path, split: str, *, digest: str | None = None, vocabula
     the shards may know fewer: the smaller one counts).
     """
     index = _read_index(folder)
-    entries = [entry for entry in index["shards"] if entry.get("split") == split]
+    entries = sorted((entry for entry in index["shards"] if entry.get("split") == split), key=lambda entry: str(entry.get("name")))
     if not entries:
         splits = ", ".join(sorted({str(entry.get("split")) for entry in index["shards"]})) or "none"
         raise _damaged(folder / INDEX_NAME, f"it has no shard of split {split!r}, only: {splits}", fix="name one of these splits in the plan")
