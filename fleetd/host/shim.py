@@ -155,7 +155,9 @@ class Shim:
         if self.deadline.due(clock.boottime_seconds(), None, is_supervised=True) is Due.KILL:
             raise StartRefused(Reason.DEADLINE, "the cutoff passed before the start")
         caps = self.spec.caps
-        self.group, self.cap = cgroups.create(f"{UNSAFE_IN_NAMES.sub('_', self.spec.run_id)}-{self.attempt:04d}", caps.host_bytes)
+        # The random end keeps apart equal run ids below two roots, and this attempt from what a killed shim left behind.
+        name = f"{UNSAFE_IN_NAMES.sub('_', self.spec.run_id)}-{self.attempt:04d}-{secrets.token_hex(3)}"
+        self.group, self.cap = cgroups.create(name, caps.host_bytes)
         newborn = self._conceive(str(resume.path) if resume else "")
         self.pid, self.pidfd = newborn.pid, os.pidfd_open(newborn.pid)
         try:

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from fleetd.host import launch, rundir
-from fleetd.model import Caps, DeadlineTerms, Owner, RunSpec, StopTerms, WantOrder
+from fleetd.host import cgroups, launch, rundir, tree
+from fleetd.model import Caps, DeadlineTerms, Observation, Owner, RunSpec, StopTerms, WantOrder
 from fleetd.paths import HostPaths, RunPaths
-from policies.facts import MIB, CapGrade, RunKind, SignalTarget, Want
+from policies.facts import MIB, CapGrade, RunKind, RunState, SignalTarget, Want
 
 WAIT_SECONDS = 20.0
 
@@ -77,15 +77,21 @@ def supervised(paths: RunPaths) -> Iterator[None]:
         os.close(lock)
 
 
+def without_a_supervisor(paths: RunPaths) -> None:
+    """As if the run's supervisor had left on purpose: its lock is free, and the shim starts no other."""
+    now = datetime.now(timezone.utc)
+    seen = Observation(run_id="r1", at=now, state=RunState.HELD, reason=None, detail="", attempt=1, pid=None, identity="gone")
+    rundir.write_observation(paths, seen)
+
+
 @contextmanager
 def living_shim(paths: RunPaths, attempt: int = 1) -> Iterator[subprocess.Popen[bytes]]:
     """A shim with its tree; whatever the test leaves alive is ended through the shim's own record of it."""
-    from fleetd.host import cgroups, tree
-
     shim = start_shim(paths, attempt)
     try:
         yield shim
     finally:
+        wait_until(lambda: shim.poll() is not None or rundir.read_attempt(paths, attempt) is not None)
         record = rundir.read_attempt(paths, attempt)
         if record is not None:
             tree.kill_tree(record.token, record.session, record.cgroup, record.identity)
