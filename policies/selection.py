@@ -126,7 +126,7 @@ def _contest(run: CandidateEvidence, minimum_improvement: float) -> _Contest:
     assert len({each.step for each in checkpoints}) == len(checkpoints), f"{run.run_id}: one validation a step"
     refused = run.refused or _without_base(checkpoints)
     if refused is not None:
-        rows = tuple(_row(run, each, False, each.refused or refused) for each in checkpoints)
+        rows = tuple(_row(run, each, False, run.refused or each.refused or refused) for each in checkpoints)
         return _Contest(run=run, rows=rows or (_empty_row(run, refused),))
     rows_made: list[TableRow] = []
     base = incumbent = checkpoints[0]

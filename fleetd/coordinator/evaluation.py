@@ -22,7 +22,7 @@ from fleetd.coordinator.replication import copy_predictions, stored_checkpoint_f
 from fleetd.coordinator.shards import read_shard_set, registered_rows
 from fleetd.coordinator.staging import role_of, stage_role
 from fleetd.coordinator.trees import read_manifest
-from fleetd.coordinator.vault import OpenedSplit, open_split, verified_split
+from fleetd.coordinator.vault import OpenedSplit, check_frozen, open_split, verified_split
 from fleetd.files import create_record, read_record
 from fleetd.paths import CampaignPaths
 from policies.errors import CheckpointDamaged, DataDamaged, FreezeRefused, RequestRefused
@@ -46,6 +46,7 @@ def prepare_evaluation(
 ) -> PreparedEvaluation:
     """Open the split (or go on with its unfinished opening) and bring it, the train data and both models to a host. `digests` are those of
     the registration. FreezeRefused, DataDamaged or CheckpointDamaged before anything is opened, where possible."""
+    check_frozen(paths, split, frozen)
     for digest in (frozen.checkpoint_digest, frozen.base_checkpoint_digest):
         fault = stored_checkpoint_fault(paths, digest)
         if fault is not None:

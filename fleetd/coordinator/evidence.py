@@ -7,6 +7,7 @@ compared refuses its checkpoint alone. The other candidates go on.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -69,7 +70,8 @@ def _of_run(paths: CampaignPaths, run: Run, courier: Courier | None, registered:
     files: list[FileProof] = []
     distrust: list[str] = []
     for step in sorted(set(claims) | _stored_steps(paths, run)):
-        verdict = faults.get(step) or _judge(paths, run, step, claims.get(step), registered, host_copy)
+        changed = _copies_differ(paths, run, step, claims.get(step), host_copy)
+        verdict = changed or faults.get(step) or _judge(paths, run, step, registered, host_copy)
         if isinstance(verdict, Scored):
             files.append(FileProof(run_id=run.run_id, step=step, sha256=verdict.sha256, meta_sha256=verdict.meta_sha256))
         if isinstance(verdict, Distrusted):
@@ -127,35 +129,34 @@ def _stored_steps(paths: CampaignPaths, run: Run) -> set[int]:
     return {step for step in found if step is not None}
 
 
-def _judge(
-    paths: CampaignPaths, run: Run, step: int, claim: Validated | None, registered: RegisteredSet, host_copy: _HostCopy,
-) -> Scored | Unfit | Distrusted:
-    """One checkpoint's predictions: the two copies first, then what they say."""
+def _copies_differ(paths: CampaignPaths, run: Run, step: int, claim: Validated | None, host_copy: _HostCopy) -> Distrusted | None:
+    """How the store's files differ from those on the host, or from what the host told when it wrote them."""
+    folder = paths.store_run(run.run_id) / PLACE
+    for file in (f"{step_name(step)}.jsonl", f"{step_name(step)}.meta.json"):
+        if not os.path.lexists(folder / file):
+            continue
+        try:
+            stored = read_entry(folder, file).sha256
+        except TreeFault as fault:
+            return Distrusted(because=f"{PLACE}/{file} in the store: {fault.what}")
+        because = f"{PLACE}/{file} was changed: SHA-256 in the store {stored}"
+        if host_copy.sha256 is not None and host_copy.sha256.get(file) != stored:
+            other = host_copy.sha256.get(file) or "no such file"
+            return Distrusted(because=f"{because}, in the run directory on host {host_copy.host} {other}")
+        if file.endswith(".jsonl") and claim is not None and claim.sha256 and claim.sha256 != stored:
+            return Distrusted(because=f"{because}, host {host_copy.host} reported {claim.sha256}")
+    return None
+
+
+def _judge(paths: CampaignPaths, run: Run, step: int, registered: RegisteredSet, host_copy: _HostCopy) -> Scored | Unfit | Distrusted:
+    """What one checkpoint's predictions say, both copies being the same."""
     folder, name = paths.store_run(run.run_id) / PLACE, step_name(step)
     if not (folder / f"{name}.jsonl").exists() and host_copy.sha256 is None:
         return Unfit(because=f"left out: host {host_copy.host} does not answer, and its predictions were never copied")
-    changed = _copies_differ(paths, run, name, claim, host_copy)
-    if changed is not None:
-        return Distrusted(because=changed)
     verdict = score_file(folder, name, registered)
     if isinstance(verdict, Scored):
         return _checkpoint_known(paths, run, step, verdict) or verdict
     return verdict
-
-
-def _copies_differ(paths: CampaignPaths, run: Run, name: str, claim: Validated | None, host_copy: _HostCopy) -> str | None:
-    """How the store's files differ from those on the host, or from what the host told when it wrote them."""
-    for file in (f"{name}.jsonl", f"{name}.meta.json"):
-        try:
-            stored = read_entry(paths.store_run(run.run_id) / PLACE, file).sha256
-        except TreeFault as fault:
-            return f"{PLACE}/{file} in the store: {fault.what}"
-        if host_copy.sha256 is not None and host_copy.sha256.get(file) != stored:
-            other = host_copy.sha256.get(file) or "no such file"
-            return f"{PLACE}/{file} was changed: SHA-256 in the store {stored}, in the run directory on host {host_copy.host} {other}"
-        if file.endswith(".jsonl") and claim is not None and claim.sha256 and claim.sha256 != stored:
-            return f"{PLACE}/{file} was changed: SHA-256 in the store {stored}, host {host_copy.host} reported {claim.sha256}"
-    return None
 
 
 def _checkpoint_known(paths: CampaignPaths, run: Run, step: int, scored: Scored) -> Unfit | None:

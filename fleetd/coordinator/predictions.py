@@ -182,7 +182,7 @@ def _field(body: Mapping[str, Any], name: str, kind: type, default: Any = _REQUI
     if value is None and default is not _REQUIRED:
         return default
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise ValueError(f"{name} is {value!r}, a {kind.__name__} is needed")
+        raise ValueError(f"{name} is {value!r}, which is no {kind.__name__}")
     return value
 
 

@@ -76,7 +76,7 @@ def register_reserved(paths: CampaignPaths, reserved: tuple[CollectedRole, ...],
 def open_split(paths: CampaignPaths, split: Split, frozen: FrozenSelection, act: Act, because: str = "") -> OpenedSplit:
     """The reserved split, its opening in the ledger first. FreezeRefused without the frozen selection of this very campaign, or for
     another look without a reason; NotFound when the plan has no such split; DataDamaged when the vault's copy is not whole."""
-    _check_frozen(paths, split, frozen)
+    check_frozen(paths, split, frozen)
     held = verified_split(paths, split)
     body: dict[str, Any] = {
         "split": split.value, "dataset_digest": held.digest, "frozen_sha256": frozen_digest(frozen), "because": because.strip(),
@@ -120,8 +120,8 @@ def read_frozen(paths: CampaignPaths) -> FrozenSelection | None:
         raise _frozen_changed(paths, str(fault)) from fault
 
 
-def _check_frozen(paths: CampaignPaths, split: Split, frozen: FrozenSelection) -> None:
-    """The proof in hand, frozen.json and the ledger must be one and the same selection."""
+def check_frozen(paths: CampaignPaths, split: Split, frozen: FrozenSelection) -> None:
+    """FreezeRefused unless the proof in hand, frozen.json and the ledger are one and the same selection."""
     if not isinstance(frozen, FrozenSelection):
         refusal = may_open(split, None, (), "")
         assert isinstance(refusal, FreezeRefused)
