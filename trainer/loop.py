@@ -87,10 +87,6 @@ class Training:
             return self._go_on()
         except SaveAbandoned:
             return self._leave()
-        except LossNotFinite as broke:
-            step = self.state.step + (0 if self.state.validation_due else 1)
-            self.records.log(event="failed", step=step, because=broke.what, value=broke.what.rpartition(" ")[2])
-            raise
         except OSError as fault:
             return self._disk_refused(fault)
         except (MemoryError, RuntimeError) as fault:
@@ -123,7 +119,9 @@ class Training:
             if isinstance(fault, _StepAbandoned):
                 return False
             raise
-        self._check_finite(loss=loss, gradient_norm=grad_norm)
+        for name, value in (("loss", loss), ("gradient norm", grad_norm)):
+            if not math.isfinite(value):
+                raise self._broke(state.step + 1, f"{name} is {value}")
         rate = learning_rate(state.step, task.optimizer, task.steps)
         for group in state.optimizer.param_groups:
             group["lr"] = rate
@@ -156,12 +154,17 @@ class Training:
             total += float(loss.detach()) / parts
         return total
 
-    def _check_finite(self, **values: float) -> None:
-        for name, value in values.items():
-            if not math.isfinite(value):
-                words = name.replace("_", " ")
-                raise LossNotFinite(f"the {words} is no number", where=f"{self.run_dir.name} step {self.state.step + 1}", what=f"{words} is {value}",
-                                    fix=f"try a smaller learning rate; step {self.saved.step if self.saved else 0} is the last good checkpoint")
+    def _check_weights(self) -> None:
+        """A finite gradient can still carry a weight out of range; such a state is never saved, so never resumed and never best."""
+        for name, weight in trained_weights(self.state.model).items():
+            if not bool(torch.isfinite(weight).all()):
+                raise self._broke(self.state.step, f"{name} holds numbers that are nan or inf")
+
+    def _broke(self, step: int, what: str) -> LossNotFinite:
+        """The numbers broke at `step`: told in the log, and as the error to raise. `what` ends with the value."""
+        self.records.log(event="failed", step=step, because=what, value=what.rpartition(" ")[2])
+        return LossNotFinite("the numbers broke", where=f"{self.run_dir.name} step {step}", what=what,
+                             fix=f"try a smaller learning rate; step {self.saved.step if self.saved else 0} is the last good checkpoint")
 
     def _validation_falls_on(self, step: int) -> bool:
         every = self.task.validation.every_steps
@@ -176,6 +179,7 @@ class Training:
     def _save(self) -> None:
         """Save this step durably, then let go of what retention no longer keeps. OSError leaves the older checkpoints as they are."""
         step, began = self.state.step, time.monotonic()
+        self._check_weights()
         self.records.log(event="save", phase="begin", step=step)
         self.saved = write_checkpoint(self.checkpoints, step, self.state.contents(), abandon=lambda: self.stop.gives_up_save)
         self.saved_at_seconds = time.monotonic()
@@ -206,6 +210,8 @@ class Training:
                                        precision=self.task.precision, on_batch=self._between_batches(step))
             except ScoringStopped:
                 return
+            except LossNotFinite as broke:
+                raise self._broke(step, broke.what) from broke
             meta = write_predictions(self.run_dir / PREDICTIONS, name, rows, **described)
         self._enter_score(meta, None if kept else round(time.monotonic() - began, 6))
 
@@ -287,7 +293,10 @@ class Training:
         planned, peak = planned_bytes(self.state.model, self.task), peak_bytes(self.device)
         text = f"out of memory: planned {planned} bytes, peak {peak} bytes, cap {self.memory_cap_bytes} bytes"
         if not self.update_is_torn and not self._is_current():
-            self._save()
+            try:
+                self._save()
+            except OSError as full:
+                return self._disk_refused(full)
         self.records.log(event="failed", step=self.state.step, because=text, value=None)
         print(f"{text}\n  the last whole step is {self.saved.step if self.saved else 'none'}: {str(fault).splitlines()[:1]}", flush=True)
         return TrainerExit.MEMORY if self.saved is not None else TrainerExit.CONFIG

@@ -257,7 +257,17 @@ def test_a_value_that_breaks_the_weights_never_becomes_a_step(tmp_path: Path, ta
     process = start(make_run(tmp_path, "run", {**task, "optimizer": {"lr": 1e30, "warmup": 0, "clip": None, "weight_decay": 0.0}}))
     status, output = finish(process)
     assert status == TrainerExit.NOT_FINITE
-    assert "error: the" in output and "fix:" in output and "Traceback" not in output
+    assert "error: the numbers broke" in output and "fix:" in output and "Traceback" not in output
+
+
+def test_weights_that_left_the_range_are_never_saved(tmp_path: Path, task: dict[str, Any]) -> None:
+    breaking = {"lr": 1e39, "warmup": 0, "clip": None, "weight_decay": 0.0}
+    run_dir = make_run(tmp_path, "run", {**task, "optimizer": breaking, "checkpoint": {"every_steps": 1, "keep": 2}})
+    with pytest.raises(LossNotFinite) as broke:
+        train_here(run_dir)
+    assert "nan or inf" in broke.value.what and log_of(run_dir)[-1]["step"] == 1
+    found = newest_verified(run_dir / "checkpoints")
+    assert found.newest is not None and found.newest.step == 0 and not found.skipped
 
 
 def test_a_model_directory_with_other_weights_is_refused_by_tensor(tmp_path: Path, shards: Path, undisturbed: Path) -> None:
