@@ -1,15 +1,10 @@
-"""A small real server on a real unix socket that answers as docs/ARCHITECTURE.md says, from a folder that a test may change meanwhile.
-
-    python fake_coordinator.py STATE_DIR     serves STATE_DIR/api.sock; documents come from STATE_DIR/canned.json
-
-canned.json: {"status": [document, ...] (one an ask, the last stays), "events": [...], "logs": {"RUN/STREAM/ATTEMPT": text}, "answers": {"/v1/stop": body or error}}
-Every POST is appended to STATE_DIR/asked.jsonl.
-"""
+"""A small real server on a real unix socket that answers as docs/ARCHITECTURE.md says, from what a test puts into it."""
 
 from __future__ import annotations
 
-import json
-import sys
+import asyncio
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,62 +14,86 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-ROOT = Path(sys.argv[1])
+Body = dict[str, Any]
+START_SECONDS_MAX = 10.0
 
 
-def canned() -> dict[str, Any]:
-    body: dict[str, Any] = json.loads((ROOT / "canned.json").read_text(encoding="utf-8"))
-    return body
+class FakeCoordinator:
+    """Serves `root/api.sock` from a thread. `status` is a document, or a list of them: one a look, the last one stays."""
 
+    def __init__(self, root: Path) -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        self.root = root
+        self.status: Body | list[Body] | str = {}
+        self.hold = threading.Event()
+        """While it is not set, asking for the status gets no answer."""
+        self.hold.set()
+        self.events: list[Body] = []
+        self.logs: dict[str, str] = {}
+        self.answers: dict[str, Body] = {}
+        self.asked: list[Body] = []
+        self.looks = 0
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
 
-def not_found(what: str) -> JSONResponse:
-    return JSONResponse({"error": "NotFound", "title": "there is no such thing", "where": "the fake", "what": what, "fix": "fleetd status"}, 404)
+    def start(self) -> FakeCoordinator:
+        routes = [Route("/v1/status", self._status), Route("/v1/events", self._events), Route("/v1/logs", self._logs)]
+        routes += [Route(f"/v1/{verb}", self._post, methods=["POST"]) for verb in ("launch", "stop", "resume", "open", "report")]
+        config = uvicorn.Config(
+            Starlette(routes=routes), uds=str(self.root / "api.sock"), log_level="error", lifespan="off", timeout_graceful_shutdown=1
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._thread.start()
+        end = time.monotonic() + START_SECONDS_MAX
+        while not self._server.started and time.monotonic() < end:
+            time.sleep(0.01)
+        assert self._server.started
+        return self
 
+    def stop(self) -> None:
+        self.hold.set()
+        if self._server is not None and self._thread is not None:
+            self._server.should_exit = True
+            self._server.force_exit = True
+            self._thread.join(START_SECONDS_MAX)
+            self._server = None
 
-class Answers:
-    """Counts the looks, so that a list of documents is a story."""
+    def wait_for_looks(self, count: int) -> None:
+        """Return when somebody has asked for the status so often."""
+        end = time.monotonic() + START_SECONDS_MAX
+        while self.looks < count and time.monotonic() < end:
+            time.sleep(0.02)
+        assert self.looks >= count
 
-    looks = 0
-
-    async def status(self, _: Request) -> Response:
-        story = canned()["status"]
-        if story == "nonsense":
-            return PlainTextResponse("out of order", 500)
-        document = story[min(self.looks, len(story) - 1)]
+    async def _status(self, _: Request) -> Response:
+        while not self.hold.is_set():
+            await asyncio.sleep(0.02)
+        if isinstance(self.status, str):
+            return PlainTextResponse(self.status, 500)
+        document = self.status[min(self.looks, len(self.status) - 1)] if isinstance(self.status, list) else self.status
         self.looks += 1
         return JSONResponse(document)
 
-    async def events(self, request: Request) -> Response:
+    async def _events(self, request: Request) -> Response:
         query = request.query_params
-        found = [event for event in canned().get("events", []) if event["sequence"] > int(query.get("after", 0))]
+        found = [event for event in self.events if event["sequence"] > int(query.get("after", 0))]
         for key, field in (("campaign", "campaign_id"), ("run", "run_id")):
             found = [event for event in found if key not in query or event.get(field) == query[key]]
         return JSONResponse({"events": found[: int(query.get("limit", 500))]})
 
-    async def logs(self, request: Request) -> Response:
+    async def _logs(self, request: Request) -> Response:
         query = request.query_params
         key = f"{query['run']}/{query['stream']}/{query.get('attempt', 1)}"
-        text = canned().get("logs", {}).get(key)
-        if text is None:
-            return not_found(key)
-        data, offset = text.encode(), int(query["offset"])
+        if key not in self.logs:
+            error = {"error": "NotFound", "title": "there is no such log", "where": key, "what": "nothing was written", "fix": "fleetd status"}
+            return JSONResponse(error, 404)
+        data, offset = self.logs[key].encode(), int(query["offset"])
         start = max(0, len(data) + offset) if offset < 0 else min(offset, len(data))
         piece = data[start : start + int(query["bytes_max"])]
         return JSONResponse({"data": piece.decode(errors="replace"), "next": start + len(piece), "size": len(data)})
 
-    async def post(self, request: Request) -> Response:
-        with open(ROOT / "asked.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps({"path": request.url.path, **await request.json()}) + "\n")
-        body = canned().get("answers", {}).get(request.url.path, {})
+    async def _post(self, request: Request) -> Response:
+        self.asked.append({"path": request.url.path, **await request.json()})
+        body = self.answers.get(request.url.path, {})
         return JSONResponse(body, 409 if "error" in body else 200)
-
-
-def main() -> None:
-    answers = Answers()
-    routes = [Route("/v1/status", answers.status), Route("/v1/events", answers.events), Route("/v1/logs", answers.logs)]
-    routes += [Route(f"/v1/{verb}", answers.post, methods=["POST"]) for verb in ("launch", "stop", "resume", "open", "report")]
-    uvicorn.run(Starlette(routes=routes), uds=str(ROOT / "api.sock"), log_level="error", lifespan="off")
-
-
-if __name__ == "__main__":
-    main()

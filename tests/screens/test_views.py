@@ -1,0 +1,157 @@
+"""What a person sees of a status document, as agreed texts: healthy, in trouble, over, at 80, 100 and 160 columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import canned
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from screen_tools import assert_snapshot
+
+from fleetd.screens import cells, layout, view_outcome, view_run, views
+from fleetd.screens.document import aged, moment_of
+
+SITUATIONS = {"training": canned.training, "trouble": canned.trouble, "evaluated": canned.evaluated}
+
+
+def text_of(lines: list[layout.Line]) -> str:
+    return layout.painted(lines, colour=False)
+
+
+def row_of(run: dict[str, Any]) -> dict[str, str]:
+    return {key: span.text for key, span in cells.run_cells(run, moment_of({"at": canned.AT})).items()}
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_the_status_reads_as_agreed(situation: str, width: int) -> None:
+    text = text_of(views.status_lines(SITUATIONS[situation](), width=width))
+    assert max(layout.width_of(each) for each in text.split("\n")) <= width
+    assert_snapshot(f"status-{situation}-{width}", text)
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_the_details_of_a_run_read_as_agreed(situation: str) -> None:
+    document = SITUATIONS[situation]()
+    run = document["runs"][0]
+    run["attempts_ended"] = [
+        {"attempt": 1, "reason": "signal", "exit": {"attempt": 1, "wait_status": 9, "exit_code": None, "signal": 9, "observed_by": "shim"}}
+    ]
+    run["attempt"] = 2
+    assert_snapshot(f"details-{situation}", text_of(view_run.run_details(document, run, width=80)))
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_outcome_reads_as_agreed(width: int) -> None:
+    document = canned.evaluated()
+    assert_snapshot(f"outcome-{width}", text_of(view_outcome.outcome_lines(document, document["campaigns"][0], width=width)))
+
+
+def test_the_first_line_is_the_verdict_with_the_two_times_that_matter() -> None:
+    first = text_of(views.status_lines(canned.training(), width=120)).split("\n")[0]
+    assert first == "OK · 3 runs at work · deadline in 1 h 15 min · last safe stop in 58 min"
+    pressing = text_of(views.status_lines(canned.trouble(), width=160)).split("\n")[0]
+    assert pressing.startswith("NEEDS YOU: held-one is held on gx10: 5 of 5 restarts used, for 12 min")
+
+
+def test_unknown_is_never_zero_and_what_can_not_be_there_yet_is_a_dash() -> None:
+    blind = canned.run(
+        "a",
+        step=canned.known(None, None),
+        loss=canned.known(None, None),
+        steps_per_second=canned.known(None, None),
+        last_step_at=canned.known(None, None),
+        restarts_used=None,
+        best=canned.known(None, None),
+    )
+    blind["memory"] = {**blind["memory"], "host_bytes": canned.known(None, None), "parts": {}}
+    row = row_of(blind)
+    assert (row["step"], row["loss"], row["last_step"], row["restarts"]) == ("?/400", "?", "?", "?")
+    assert row["memory"] == "?/2.00 GiB ? grade unknown"
+    waiting = row_of(canned.waiting("b"))
+    assert (waiting["step"], waiting["loss"], waiting["rate"], waiting["last_step"], waiting["checkpoint"]) == ("—/400", "—", "—", "—", "—")
+    assert "0" not in "".join((row["step"], row["loss"], row["rate"])).replace("400", "")
+
+
+def test_an_old_value_is_marked_and_the_note_says_how_old() -> None:
+    document = aged(canned.training(), 40.0)
+    run = document["runs"][0]
+    row = {key: span.text for key, span in cells.run_cells(run, moment_of(document)).items()}
+    assert row["loss"] == "~5.231"
+    assert row["step"] == "~123/400"
+    assert row["memory"].startswith("~1.20/2.00 GiB")
+    assert row["last_step"] == "41 s ago"
+    assert "last look 41 s ago" in text_of(views.run_notes(run, document))
+
+
+def test_a_run_that_is_looked_at_but_does_not_step_shows_the_age_of_its_step_and_not_of_the_look() -> None:
+    stalled = canned.run("a", last_step_at=canned.known("2026-11-30T11:50:00.000000Z", 0.5))
+    assert row_of(stalled)["last_step"] == "10 min ago"
+
+
+def test_the_grade_of_a_cap_is_a_letter_and_a_word() -> None:
+    run = canned.run("a")
+    run["memory"]["parts"] = {
+        "cgroup": {"grade": "absent", "means": ""},
+        "sampler": {"grade": "sampled", "means": ""},
+        "allocator": {"grade": "enforced", "means": ""},
+    }
+    assert row_of(run)["memory"] == "1.20/2.00 GiB S sampled"
+
+
+def test_a_long_history_keeps_the_status_short() -> None:
+    document = canned.training()
+    for number in range(9):
+        document["campaigns"].append(canned.campaign([], campaign_id=f"2026112{number}T000000Z-old", name="old", stage="evaluated", is_over=True))
+    text = text_of(views.status_lines(document, width=100))
+    assert text.count("over: evaluated") == views.OLDER_SHOWN_MAX
+    assert "and 4 older: fleetd status CAMPAIGN shows one" in text
+
+
+def test_nothing_that_a_trainer_or_host_wrote_steers_the_terminal() -> None:
+    document = canned.training()
+    document["runs"][0].update(detail="\x1b]0;owned\x07 \x1b[2J", alarms=["\x1b[31m!"], candidate="a\x1b[1m")
+    document["hosts"][0].update(name="gx\x1b[5m", reachable=False, detail="\x9b1m")
+    shown = text_of(views.status_lines(document, width=100)) + text_of(view_run.run_details(document, document["runs"][0], width=100))
+    assert "\x1b" not in shown
+    assert "\x9b" not in shown
+
+
+def test_a_document_of_a_poorer_coordinator_is_shown_with_question_marks() -> None:
+    bare = {"campaigns": [{"campaign_id": "c"}], "runs": [{"run_id": "c-a", "campaign_id": "c"}], "hosts": [{"name": "h"}]}
+    text = text_of(views.status_lines(bare, width=100))
+    assert text.startswith("?")
+    assert "c-a" in text
+    assert text_of(view_run.run_details(bare, bare["runs"][0], width=100))
+    assert text_of(view_outcome.outcome_lines(bare, bare["campaigns"][0], width=100))
+
+
+@given(seconds=st.floats(min_value=0, max_value=1e6))
+def test_ageing_a_document_changes_ages_and_times_left_only(seconds: float) -> None:
+    before, after = canned.training(), aged(canned.training(), seconds)
+    assert after["runs"][0]["loss"]["value"] == before["runs"][0]["loss"]["value"]
+    assert after["runs"][0]["loss"]["age_seconds"] == before["runs"][0]["loss"]["age_seconds"] + seconds
+    assert after["campaigns"][0]["seconds_to_deadline"] == before["campaigns"][0]["seconds_to_deadline"] - seconds
+    assert after["runs"][2]["loss"]["age_seconds"] is None
+
+
+def test_a_language_in_which_the_model_is_no_better_than_the_unigram_is_named() -> None:
+    document = canned.evaluated()
+    document["campaigns"][0]["results"]["test"]["models"]["selected"]["families"]["ja"]["nll"] = 7.6
+    text = text_of(view_outcome.outcome_lines(document, document["campaigns"][0], width=100))
+    assert "! not below the unigram model in: ja" in text
+
+
+@pytest.mark.parametrize(
+    ("ended", "text"),
+    [
+        ({"exit": {"exit_code": 0, "signal": None, "observed_by": "shim"}}, "exit 0 (seen by shim)"),
+        ({"exit": {"exit_code": None, "signal": 9, "observed_by": "pidfd"}}, "killed by SIGKILL (seen by pidfd)"),
+        ({"exit": {"exit_code": None, "signal": None, "observed_by": "nobody"}}, "nobody saw how it ended"),
+        ({"exit": {"exit_code": None, "signal": 4711, "observed_by": "shim"}}, "killed by signal 4711 (seen by shim)"),
+    ],
+)
+def test_an_exit_nobody_saw_is_neither_zero_nor_killed(ended: dict[str, Any], text: str) -> None:
+    assert view_run.exit_words(ended) == text
