@@ -38,17 +38,9 @@ class RegisteredSet:
         return hashlib.sha256(canonical([[row.id, row.family, row.tokens] for row in self.rows])).hexdigest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegisteredCampaign:
-    """Digest of every role by its name (`train`, `validation`, `test`, ...), and the documents of each role of token shards."""
-
-    digests: dict[str, str]
-    rows: dict[str, int]
-
-
-def register_campaign(paths: CampaignPaths, plan: Plan, act: Act) -> RegisteredCampaign:
-    """Fix what the campaign is made from and judged by. DataDamaged or RequestRefused name what stops the launch. Run again, it comes
-    to the same or refuses."""
+def register_campaign(paths: CampaignPaths, plan: Plan, act: Act) -> dict[str, str]:
+    """Fix what the campaign is made from and judged by; the digest of every role by its name (`train`, `validation`, `test`, ...).
+    DataDamaged or RequestRefused name what stops the launch. Run again, it comes to the same or refuses."""
     collected = tuple(collect_role(plan.directory, role) for role in plan.data)
     check_disjoint(collected)
     digests = {role.role.split.value: role.digest for role in collected}
@@ -59,8 +51,7 @@ def register_campaign(paths: CampaignPaths, plan: Plan, act: Act) -> RegisteredC
             write_record(paths.registered_validation, _record(validation))
             recorded["registered_validation"] = validation.sha256
     register_reserved(paths, tuple(role for role in collected if role.role.split in RESERVED_SPLITS), recorded, act)
-    rows = {role.role.split.value: sum(shard.docs for shard in role.shards.shards) for role in collected if role.shards is not None}
-    return RegisteredCampaign(digests=digests, rows=rows)
+    return digests
 
 
 def register_rows(role: CollectedRole) -> RegisteredSet:

@@ -17,7 +17,7 @@ from fleetd.campaign import CandidatePlan, DataRole, HostPlan, Plan, SelectionTe
 from fleetd.coordinator.couriers import Courier, LocalCourier
 from fleetd.coordinator.ledger import Act
 from fleetd.coordinator.pipeline import select_campaign
-from fleetd.coordinator.registration import RegisteredCampaign, read_registered_validation, register_campaign
+from fleetd.coordinator.registration import read_registered_validation, register_campaign
 from fleetd.coordinator.shards import RegisteredRow
 from fleetd.fleet import Run, Saved, Validated
 from fleetd.model import Caps, Owner, RunSpec
@@ -76,7 +76,7 @@ class SmallCampaign:
     base: Path
     paths: CampaignPaths
     plan: Plan
-    registered: RegisteredCampaign
+    digests: dict[str, str]
     courier: LocalCourier
     runs: list[Run] = field(default_factory=list)
 
@@ -114,7 +114,7 @@ class SmallCampaign:
 
     def write_validation(self, run_id: str, step: int, checkpoint_digest: str, value: float, **changed: object) -> str:
         described = {
-            "split": "validation", "step": step, "dataset_digest": self.registered.digests["validation"], "checkpoint_digest": checkpoint_digest,
+            "split": "validation", "step": step, "dataset_digest": self.digests["validation"], "checkpoint_digest": checkpoint_digest,
             "numeric_mode": "fp32 cpu", **changed,
         }
         folder = HostPaths(self.base / "root").run(run_id).predictions("validation")
@@ -154,7 +154,7 @@ def small_campaign(base: Path) -> SmallCampaign:
     write_shards(base / "data", {"train": 8, "val": 12, "test": 6, "hold": 5})
     plan, paths = make_plan(base), CampaignPaths(base / "campaigns" / CAMPAIGN)
     paths.root.mkdir(parents=True)
-    return SmallCampaign(base=base, paths=paths, plan=plan, registered=register_campaign(paths, plan, ACT), courier=LocalCourier(HOST, base / "root"))
+    return SmallCampaign(base=base, paths=paths, plan=plan, digests=register_campaign(paths, plan, ACT), courier=LocalCourier(HOST, base / "root"))
 
 
 def later(seconds: float) -> Act:

@@ -36,7 +36,7 @@ def frozen(campaign: SmallCampaign) -> FrozenSelection:
 
 
 def prepare(campaign: SmallCampaign, frozen: FrozenSelection, because: str = "", at: float = 0) -> PreparedEvaluation:
-    digests = campaign.registered.digests
+    digests = campaign.digests
     return prepare_evaluation(campaign.paths, campaign.plan, digests, Split.TEST, frozen, campaign.courier, later(at), because)
 
 
@@ -49,7 +49,7 @@ def evaluate(campaign: SmallCampaign, frozen: FrozenSelection, run_id: str = RUN
     for name in MODELS:
         checkpoint = {"selected": frozen.checkpoint_digest, "base": frozen.base_checkpoint_digest, "unigram": None}[name]
         described = {
-            "split": "test", "step": None, "dataset_digest": campaign.registered.digests["test"], "checkpoint_digest": checkpoint,
+            "split": "test", "step": None, "dataset_digest": campaign.digests["test"], "checkpoint_digest": checkpoint,
             "numeric_mode": "fp32 cpu", **changed,
         }
         write_predictions(folder, name, scored_rows(rows, VALUES[name]), **described)

@@ -41,7 +41,7 @@ def test_the_frozen_selection_holds_the_choice_its_inputs_and_what_was_left_out(
     assert {row.candidate for row in frozen.exclusions} == {"command"}
     assert len(frozen.candidates) == 5
     assert frozen.inputs[f"predictions/{best.run_id}/100"] == best.validated[1].sha256
-    assert frozen.inputs["dataset/validation"] == selected.registered.digests["validation"]
+    assert frozen.inputs["dataset/validation"] == selected.digests["validation"]
     assert freezes(selected) == [{"frozen_sha256": frozen_digest(frozen), "checkpoint_digest": frozen.checkpoint_digest, "actor": "user:tester"}]
 
 

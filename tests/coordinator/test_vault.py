@@ -31,7 +31,7 @@ def openings(campaign: SmallCampaign) -> list[dict]:
 
 
 def test_reserved_splits_lie_in_the_vault_for_this_user_alone_and_on_no_host(campaign: SmallCampaign) -> None:
-    stage_data(campaign.plan, campaign.registered.digests, campaign.courier)
+    stage_data(campaign.plan, campaign.digests, campaign.courier)
     vault = campaign.paths.vault
     assert sorted(os.listdir(vault)) == ["holdout", "test"]
     for place in [vault, *vault.rglob("*")]:
@@ -44,7 +44,7 @@ def test_reserved_splits_lie_in_the_vault_for_this_user_alone_and_on_no_host(cam
 def test_the_ledger_begins_with_what_was_registered_and_how_it_is_sealed(campaign: SmallCampaign) -> None:
     entry = read_ledger(campaign.paths.ledger).entries[0]
     assert entry.kind == "registered"
-    assert entry.body["splits"]["test"] == {"digest": campaign.registered.digests["test"], "files": 5, "sealed": "held back"}
+    assert entry.body["splits"]["test"] == {"digest": campaign.digests["test"], "files": 5, "sealed": "held back"}
     assert entry.body["digests"]["registered_validation"]
 
 
@@ -88,7 +88,7 @@ def test_one_changed_byte_in_frozen_json_closes_everything(campaign: SmallCampai
 def test_an_opening_stands_in_the_ledger_and_gives_the_data(campaign: SmallCampaign) -> None:
     frozen = freeze(campaign)
     opened = open_split(campaign.paths, Split.TEST, frozen, ACT)
-    assert (opened.number, opened.shared, opened.digest) == (1, False, campaign.registered.digests["test"])
+    assert (opened.number, opened.shared, opened.digest) == (1, False, campaign.digests["test"])
     assert (opened.folder / "test_000.bin").read_bytes() == (campaign.base / "data" / "test_000.bin").read_bytes()
     assert openings(campaign) == [{
         "split": "test", "number": 1, "dataset_digest": opened.digest, "because": "", "actor": "user:tester", "sealed": "held back",
@@ -144,7 +144,7 @@ def test_a_damaged_ledger_opens_nothing(campaign: SmallCampaign) -> None:
 
 def test_registering_again_changes_nothing_and_changed_data_is_refused(campaign: SmallCampaign) -> None:
     before = campaign.paths.ledger.read_bytes()
-    assert register_campaign(campaign.paths, campaign.plan, later(10)) == campaign.registered
+    assert register_campaign(campaign.paths, campaign.plan, later(10)) == campaign.digests
     assert campaign.paths.ledger.read_bytes() == before
     (campaign.base / "data" / "tokenizer.model").write_bytes(b"another tokenizer")
     with pytest.raises((DataDamaged, RequestRefused)):
