@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 from host_edges import executed, living_shim, make_run, make_spec, python, start_shim, supervised, wait_until, want_run, without_a_supervisor
+from test_rundir import checkpoint, flip_a_byte
 
 from fleetd.host import cgroups, rundir
 from fleetd.host.processes import look, sight_of
 from fleetd.host.tree import members
+from fleetd.model import CutoffOrder
 from policies.facts import MIB, CapGrade, SignalTarget, Want
 
 DEAF = "import os, signal, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.write(1, b'deaf\\n')\ntime.sleep(120)"
@@ -79,8 +83,6 @@ def test_the_trainer_gets_its_session_its_contract_and_nothing_of_ours_on_its_pa
     with supervised(paths), living_shim(paths) as shim:
         shim.wait(30)
 
-    import json
-
     environment, folder, leads_its_session, stdin_is_empty = json.loads(output(paths))
     assert (folder, leads_its_session, stdin_is_empty) == (str(paths.root), True, True)
     assert environment["FLEETD_RUN_DIR"] == str(paths.root)
@@ -104,8 +106,6 @@ def test_our_own_trainer_finds_the_release_on_its_path(tmp_path):
 
 
 def test_the_trainer_resumes_from_the_newest_checkpoint_that_verifies(tmp_path):
-    from test_rundir import checkpoint, flip_a_byte
-
     paths = make_run(tmp_path, make_spec(python("import os; print(os.environ['FLEETD_RESUME'])"), run_id="r1"))
     good = checkpoint(paths, 100)
     flip_a_byte(checkpoint(paths, 200))
@@ -222,10 +222,6 @@ def test_at_the_cutoff_the_whole_tree_is_killed_whoever_watches(tmp_path):
 
 
 def test_a_cutoff_that_was_moved_earlier_rules(tmp_path):
-    from datetime import datetime, timedelta, timezone
-
-    from fleetd.model import CutoffOrder
-
     paths = make_run(tmp_path, make_spec(python(DEAF), run_id="r1", cutoff_seconds=3600.0))
 
     with supervised(paths), living_shim(paths) as shim:
