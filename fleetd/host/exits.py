@@ -16,14 +16,14 @@ from datetime import datetime
 from typing import Any
 
 from fleetd.host.observe import AttemptWatch
-from fleetd.host.processes import exit_status_by_pidfd
+from fleetd.host.processes import can_read_exit_by_pidfd, exit_status_by_pidfd
 from fleetd.host.progress import Progress
 from fleetd.model import ExitRecord
-from policies.facts import TrainerExit
+from policies.facts import Reason, TrainerExit
 
-REAP_TRIES_MAX = 10
-REAP_WAIT_SECONDS = 0.02
-"""init reaps an orphan within milliseconds of its end; only then does its pidfd tell the exit."""
+REAP_TRIES_MAX = 60
+REAP_WAIT_SECONDS = 0.05
+"""Only once init has reaped an orphan does its pidfd tell the exit. Some init processes look for orphans only every second."""
 CHILDREN_PER_CALL_MAX = 1000
 
 _LAST_WORDS = {"finish": TrainerExit.FINISHED, "stop": TrainerExit.STOPPED}
@@ -65,6 +65,8 @@ def _peek(kind: int, pid: int) -> int | None:
 def record_of(watch: AttemptWatch, progress: Progress, *, own_status: int | None, at: datetime, because: str) -> ExitRecord:
     """The best that can still be said of how this attempt ended."""
     evidence: dict[str, Any] = {"because": because, "leader": watch.leader.text, "oom_kills": watch.oom_kill_count}
+    if watch.record.value is None:
+        evidence |= {"reason": Reason.LAUNCH_TIMEOUT, "start": "its shim ended before it had started a trainer; attempts/*/shim.log says why"}
     if own_status is not None:
         return exit_record(watch.number, at, own_status, "supervisor", evidence)
     held = watch.leader.grip
@@ -91,6 +93,8 @@ def exit_record(attempt: int, at: datetime, status: int, observed_by: str, evide
 
 
 def _status_by_pidfd(descriptor: int) -> int | None:
+    if not can_read_exit_by_pidfd():
+        return None
     for _ in range(REAP_TRIES_MAX):
         status = exit_status_by_pidfd(descriptor)
         if status is not None:

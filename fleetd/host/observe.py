@@ -89,6 +89,7 @@ class AttemptWatch:
         self.paths, self.number, self.began_seconds = paths, number, began_seconds
         self.shim_pid = shim_pid
         """Of the shim that this very supervisor started, and has not reaped."""
+        self.is_shim_reaped = False
         self.record = Cached(paths.attempt(number).record, lambda: rundir.read_attempt(paths, number))
         self.exit = Cached(paths.attempt(number).exit, lambda: rundir.read_exit(paths, number))
         self.shim_record = Cached(paths.shim, lambda: rundir.read_program(paths.shim))
@@ -98,7 +99,6 @@ class AttemptWatch:
         self.cgroup_pids: tuple[int, ...] = ()
         self.unverified_since_seconds: float | None = None
         self.oom_kill_count = 0
-        self.oom_kill_count_at_start: int | None = None
         self.host_peak_bytes: int | None = None
         self.is_adopted = shim_pid is None
 
@@ -160,7 +160,12 @@ class AttemptWatch:
             return None
         return sum(1 for member in self.members if member.identity.pid != record.identity.pid or not self.leader.is_dead)
 
+    def shim_was_reaped(self) -> None:
+        self.shim_pid, self.is_shim_reaped = None, True
+
     def _shim_is_alive(self, seconds: float) -> bool | None:
+        if self.is_shim_reaped:
+            return False
         record = self.shim_record.get()
         if record is None or record.identity.argv[-1:] != (str(self.number),):
             if self.shim_pid is not None:
@@ -172,7 +177,7 @@ class AttemptWatch:
         return True if self.shim.standing is Standing.VERIFIED else None
 
     def _count_kills(self, record: rundir.AttemptRecord, exit_record: ExitRecord | None) -> None:
-        counted = cgroups.oom_kills(cgroups.decode_group(record.cgroup)) if not self.leader.is_dead else None
+        counted = cgroups.oom_kills(cgroups.decode_group(record.cgroup))
         if counted is not None:
             self.oom_kill_count = max(self.oom_kill_count, counted)
         said = exit_record.evidence.get("oom_kills") if exit_record is not None else None

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fleetd import clock, logs
 from fleetd.clock import Moment
-from fleetd.host import launch, rundir, tree
+from fleetd.host import cgroups, launch, rundir, tree
 from fleetd.host.causes import stop_moment
 from fleetd.host.decide import decide
 from fleetd.host.exits import reap_children, record_of
@@ -121,7 +121,7 @@ class Supervisor:
         keep = record.identity.pid if record is not None and not self.history.is_attempt_over and record.identity.boot_id == boot_id() else None
         reaped, self.own_status = reap_children(keep)
         if watch is not None and watch.shim_pid in reaped:
-            watch.shim_pid = None
+            watch.shim_was_reaped()
 
     def _remember(self, sight: HostSight, moment: Moment) -> None:
         """Fold into the memory what was seen, before anything is decided on it."""
@@ -255,8 +255,15 @@ class Supervisor:
             assert sight.attempt is not None
             body = {"attempt": sight.attempt.number, "exit": sight.attempt.exit, "reason": action.reason, "detail": action.detail}
             self.spool.tell(moment, "attempt_ended", **body)
+            self._tidy(sight)
         elif isinstance(action, Alarm):
             self.spool.tell(moment, "alarm", text=action.text)
+
+    def _tidy(self, sight: HostSight) -> None:
+        """The shim takes its cgroup away; where it is dead, nobody else would."""
+        watch = self.observer.watch
+        if watch is not None and watch.record.value is not None and sight.attempt is not None and sight.attempt.shim_is_alive is not True:
+            cgroups.remove(cgroups.decode_group(watch.record.value.cgroup))
 
     def _numbers(self, sight: HostSight) -> dict[str, object]:
         numbers = {

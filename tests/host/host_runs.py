@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fleetd.host import launch, rundir, tree
+import pytest
+
+from fleetd.host import cgroups, launch, rundir, tree
 from fleetd.host.processes import Grip, grip
 from fleetd.journal import Journal
 from fleetd.model import Caps, DeadlineTerms, Observation, Owner, RestartTerms, RunSpec, StallTerms, StopTerms, WantOrder
@@ -22,6 +27,7 @@ from policies.lifecycle import SETTLED
 
 TRAINER = Path(__file__).with_name("fake_trainer.py")
 WAIT_SECONDS = 30.0
+COUNTER = itertools.count(1)
 T = TypeVar("T")
 
 
@@ -33,7 +39,8 @@ def spec_for(*arguments: str, argv: tuple[str, ...] | None = None, cutoff_second
     """An order for the fake trainer; keyword arguments replace fields of the RunSpec."""
     at = now()
     spec = RunSpec(
-        run_id="20260916T180000Z-c-a", campaign_id="c", candidate="a", kind=RunKind.TRAIN, owner=Owner(coordinator_id="coordinator", generation=1),
+        run_id=f"20260916T180000Z-c-{os.getpid()}x{next(COUNTER)}", campaign_id="c", candidate="a", kind=RunKind.TRAIN,
+        owner=Owner(coordinator_id="coordinator", generation=1),
         created_at=at, argv=argv or (sys.executable, "-S", str(TRAINER), *arguments), environment={}, release_digest="",
         caps=Caps(host_bytes=256 * MIB, accelerator_bytes=256 * MIB, floor_bytes=MIB),
         deadline=DeadlineTerms(final_at=at + timedelta(seconds=cutoff_seconds + 5), cutoff_at=at + timedelta(seconds=cutoff_seconds)),
@@ -127,6 +134,7 @@ class HostRun:
             if record is not None:
                 outcome = tree.kill_tree(record.token, record.session, record.cgroup, record.identity)
                 assert not outcome.remaining
+                assert cgroups.remove(cgroups.decode_group(record.cgroup))
 
 
 def wait_for(what: Callable[[], T], seconds: float, explain: Callable[[], str]) -> T:
@@ -149,3 +157,29 @@ def is_alive(pid: int) -> bool:
 
 def own_environment(**values: str) -> dict[str, str]:
     return {**os.environ, **values}
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str, options: str = "rw") -> Iterator[Path]:
+    """A disk of its own that fills up quickly. Needs root."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},{options}", "tmpfs", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Take all the space that is left; removing the returned file gives it back."""
+    filler = folder / "filler"
+    with open(filler, "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"\0" * 4096)
+        except OSError:
+            pass
+    return filler

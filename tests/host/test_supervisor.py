@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from host_runs import HostRun, spec_for
+from host_runs import HostRun, is_alive, spec_for, wait_for
 
-from policies.facts import RunState
+from fleetd.host.processes import can_read_exit_by_pidfd
+from fleetd.model import RestartTerms
+from policies.facts import Reason, RunState, SignalTarget, StopMode, Want
 
 
 @pytest.fixture
@@ -39,3 +41,174 @@ def test_a_run_goes_from_start_to_finished_and_tells_it_in_numbered_notices(star
     assert [notice["body"]["step"] for notice in run.notices("checkpoint")] == [0, 5, 10, 12]
     ended = run.notices("attempt_ended")[0]["body"]
     assert ended["exit"]["exit_code"] == 0 and ended["exit"]["observed_by"] == "shim"
+
+
+def test_a_crashed_trainer_is_started_again_from_its_newest_checkpoint_that_verifies(start: Callable[..., HostRun]) -> None:
+    run = start("25", "0.05", "every=5", "crash_at=17")
+    wait_for(lambda: (run.paths.checkpoints / "step-000000015").exists(), 20, run.log_text)
+    (run.paths.checkpoints / "step-000000015" / "model.bin").write_bytes(b"not what the manifest says")
+
+    seen = run.settle()
+
+    assert seen.state is RunState.FINISHED and seen.attempt == 2 and seen.restarts_used == 1
+    first, second = run.notices("attempt_started")
+    assert first["body"]["resume_step"] is None and second["body"]["resume_step"] == 10
+    assert any("step-000000015" in refused for refused in second["body"]["refused"])
+    assert any("step-000000015" in notice["body"]["text"] for notice in run.notices("alarm"))
+    assert run.moves() == ["starting", "running", "backoff", "starting", "running", "finished"]
+
+
+def test_a_used_up_restart_budget_holds_the_run_until_a_person_wakes_it(start: Callable[..., HostRun]) -> None:
+    run = start("50", "0.02", "crash_always=3", restarts=RestartTerms(restarts_max=2, first_seconds=0.1, ceiling_seconds=0.2))
+    held = run.wait_state(RunState.HELD)
+    assert (held.attempt, held.reason, held.restarts_used) == (3, Reason.EXIT_NONZERO, 2) and "budget used up" in held.detail
+
+    run.order(2, Want.RUN)
+    run.wait(lambda seen: seen.attempt > 3)
+    run.order(3, Want.STOP)
+
+    assert run.settle().state is RunState.STOPPED
+
+
+def test_exits_that_mean_never_again_are_not_retried(start: Callable[..., HostRun]) -> None:
+    run = start("9", "0.02", "exit_at=2:31")
+    seen = run.settle()
+    assert (seen.state, seen.reason, seen.attempt) == (RunState.FAILED, Reason.NOT_FINITE, 1)
+
+
+def test_a_command_that_does_not_exist_fails_at_once_and_says_which(start: Callable[..., HostRun]) -> None:
+    run = start(argv=("/nowhere/to/be/found", "--help"))
+    seen = run.settle()
+    assert (seen.state, seen.reason, seen.attempt) == (RunState.FAILED, Reason.CONFIG, 1) and "/nowhere/to/be/found" in seen.detail
+
+
+def test_a_graceful_stop_saves_at_the_step_where_it_stopped(start: Callable[..., HostRun]) -> None:
+    run = start("5000", "0.05", "every=1000")
+    run.wait_step(5)
+    run.order(2, Want.STOP)
+
+    seen = run.settle()
+
+    assert (seen.state, seen.reason) == (RunState.STOPPED, Reason.USER) and "asking was enough" in seen.detail
+    exit_record = run.notices("attempt_ended")[0]["body"]["exit"]
+    assert exit_record["exit_code"] == 10
+    assert (run.paths.checkpoints / f"step-{seen.step:09d}" / "manifest.json").exists()
+    signals = run.notices("signal")
+    assert [body["body"]["signal"] for body in signals] == [15, 18] and all("argv match" in notice["body"]["verdict"] for notice in signals)
+
+    run.order(3, Want.RUN)
+    run.supervise()
+    run.wait(lambda again: again.attempt == 2 and (again.step or 0) > (seen.step or 0))
+    assert run.notices("attempt_started")[1]["body"]["resume_step"] == seen.step
+    run.order(4, Want.STOP, StopMode.NOW)
+    assert run.settle().state is RunState.STOPPED
+
+
+def test_a_trainer_that_ignores_the_ask_is_asked_again_and_then_killed_and_that_is_said(start: Callable[..., HostRun]) -> None:
+    run = start("5000", "0.05", "ignore_term=1", "fork=2")
+    pid = run.wait_step(3).pid
+    assert pid is not None
+    run.order(2, Want.STOP)
+
+    seen = run.settle()
+
+    assert seen.state is RunState.STOPPED and "force was needed" in seen.detail and "SIGKILL" in seen.detail
+    purposes = [notice["body"]["purpose"].split(":")[0] for notice in run.notices("signal")]
+    assert purposes[:4] == ["ask", "ask", "ask", "ask"] and set(purposes[4:]) == {"kill"}
+    killed = {notice["body"]["pid"] for notice in run.notices("signal") if notice["body"]["signal"] == 9}
+    assert pid in killed and len(killed) == 3, "the leader and both of its children"
+    assert not any(is_alive(each) for each in killed)
+    assert any("asked again" in notice["body"]["text"] for notice in run.notices("alarm"))
+
+
+def test_children_that_outlive_a_finished_trainer_are_ended_before_the_run_is_finished(start: Callable[..., HostRun]) -> None:
+    run = start("4", "0.05", "fork=2")
+    seen = run.settle()
+    killed = [notice["body"] for notice in run.notices("signal") if notice["body"]["signal"] == 9]
+    assert seen.state is RunState.FINISHED and len(killed) == 2 and all("outlived" in body["purpose"] for body in killed)
+    assert not any(is_alive(body["pid"]) for body in killed)
+
+
+def test_a_stop_during_backoff_starts_nothing_any_more(start: Callable[..., HostRun]) -> None:
+    run = start("50", "0.02", "crash_always=2", restarts=RestartTerms(restarts_max=5, first_seconds=60.0))
+    run.wait_state(RunState.BACKOFF)
+    run.order(2, Want.STOP)
+    seen = run.settle()
+    assert (seen.state, seen.attempt) == (RunState.STOPPED, 1)
+
+
+def test_a_stop_wished_before_the_start_starts_nothing(tmp_path: Path) -> None:
+    run = HostRun(tmp_path, spec_for("50", "0.02")).create()
+    run.order(2, Want.STOP)
+    run.supervise()
+    seen = run.settle()
+    assert (seen.state, seen.attempt) == (RunState.STOPPED, 0)
+
+
+def test_a_shell_wrapper_is_stopped_with_its_children_where_the_order_says_group(start: Callable[..., HostRun]) -> None:
+    run = start(argv=("/bin/sh", "-c", "sleep 600; echo never"), contract=False, signal=SignalTarget.GROUP)
+    run.wait_state(RunState.RUNNING)
+    run.order(2, Want.STOP)
+    seen = run.settle()
+    assert seen.state is RunState.STOPPED and "asking was enough" in seen.detail
+    assert len({notice["body"]["pid"] for notice in run.notices("signal")}) == 2
+
+
+def test_a_killed_supervisor_is_replaced_by_one_that_adopts_the_same_trainer(start: Callable[..., HostRun]) -> None:
+    run = start("250", "0.05", "every=50", "exit_at=200:32")
+    first = run.wait_step(5)
+    run.kill_program(run.paths.supervisor)
+
+    second = run.wait(lambda seen: seen if seen.supervisor_pid != first.supervisor_pid else None)
+    assert (second.pid, second.attempt) == (first.pid, 1)
+    seen = run.settle()
+
+    assert (seen.state, seen.reason, seen.attempt) == (RunState.FAILED, Reason.GATE_FAILED, 1)
+    assert run.notices("attempt_ended")[0]["body"]["exit"]["exit_code"] == 32
+    assert [notice["body"]["trainer_pid"] for notice in run.notices("adopted")] == [first.pid]
+    assert len(run.notices("attempt_started")) == 1
+
+
+def test_when_the_shim_dies_the_supervisor_inherits_the_trainer_and_sees_its_exit(start: Callable[..., HostRun]) -> None:
+    run = start("60", "0.05", "exit_at=40:32")
+    run.wait_step(5)
+    run.kill_program(run.paths.shim)
+
+    seen = run.settle()
+
+    ended = run.notices("attempt_ended")[0]["body"]["exit"]
+    assert (ended["observed_by"], ended["exit_code"], ended["wait_status"]) == ("supervisor", 32, 32 << 8)
+    assert (seen.state, seen.reason, seen.attempt) == (RunState.FAILED, Reason.GATE_FAILED, 1)
+
+
+def test_supervisor_and_shim_dead_a_new_supervisor_adopts_and_still_knows_the_exit(start: Callable[..., HostRun]) -> None:
+    run = start("120", "0.05", "exit_at=100:32")
+    pid = run.wait_step(5).pid
+    run.kill_program(run.paths.supervisor)
+    run.kill_program(run.paths.shim)
+    run.supervise()
+
+    seen = run.settle()
+
+    ended = run.notices("attempt_ended")[0]["body"]["exit"]
+    assert run.notices("adopted")[0]["body"]["trainer_pid"] == pid and seen.attempt == 1
+    if can_read_exit_by_pidfd():
+        assert (ended["observed_by"], ended["exit_code"], seen.reason) == ("pidfd", 32, Reason.GATE_FAILED)
+    else:
+        assert ended["observed_by"] == "nobody" and ended["exit_code"] is None
+
+
+def test_an_exit_that_nobody_saw_is_called_unobserved_and_tried_again(start: Callable[..., HostRun]) -> None:
+    run = start("60", "0.05", "every=10", "crash_at=30")
+    pid = run.wait_step(12).pid
+    assert pid is not None
+    run.kill_program(run.paths.supervisor)
+    run.kill_program(run.paths.shim)
+    wait_for(lambda: not is_alive(pid), 20, lambda: "it does not crash")
+    run.supervise()
+
+    seen = run.settle()
+
+    ended = run.notices("attempt_ended")[0]["body"]
+    assert (ended["exit"]["observed_by"], ended["exit"]["exit_code"], ended["exit"]["signal"]) == ("nobody", None, None)
+    assert ended["reason"] == "unobserved" and (seen.state, seen.attempt) == (RunState.FINISHED, 2)

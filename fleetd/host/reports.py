@@ -1,0 +1,209 @@
+"""What the agent tells of its runs: one RunReport each, whether there is news, and the sweep for runs that lost their supervisor.
+
+An agent holds no state that matters: what it keeps here is only what it read, so that asking ten times a second costs a few stats.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fleetd import logs
+from fleetd.files import write_record
+from fleetd.host import launch, rundir
+from fleetd.host.observe import Cached
+from fleetd.host.processes import look
+from fleetd.journal import Journal
+from fleetd.model import Notice, RunReport
+from fleetd.paths import HostPaths, RunPaths
+from fleetd.wire import WireError, decode, dumps
+from policies.errors import ExplainedError
+from policies.facts import RunState, Want
+from policies.lifecycle import SETTLED
+
+NOTICES_PER_RUN_MAX = 500
+ANSWER_BYTES_MAX = 4 * 1024 * 1024
+"""Notices beyond this wait for the next poll: a line may hold 8 MiB."""
+SWEEP_SECONDS = 2.0
+SHIM_PATIENCE_SECONDS = 20.0
+"""A living shim starts a new supervisor itself, within 5 s; the sweep is for where that fails."""
+SWEEP_WAIT_SECONDS_MAX = 60.0
+
+
+@dataclass
+class RunWatch:
+    """One run directory as this agent last read it."""
+
+    paths: RunPaths
+    mark: tuple[object, ...] = ()
+    notices: tuple[Notice, ...] = ()
+    read_after: int = -1
+    acknowledged: int = 0
+    free_since_seconds: float | None = None
+    starts: int = 0
+    next_start_seconds: float = 0.0
+    state: RunState | None = None
+    supervisor: str = ""
+    told: tuple[object, ...] = ()
+    observation: Cached[Any] = field(init=False)
+    want: Cached[Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.observation = Cached(self.paths.observation, lambda: rundir.read_observation(self.paths))
+        self.want = Cached(self.paths.want, lambda: rundir.read_want(self.paths))
+
+    def look(self) -> None:
+        seen = self.observation.get()
+        self.state = seen.state if seen is not None else None
+        if not (self.is_settled and self.supervisor == "gone"):
+            self.supervisor = "alive" if rundir.is_locked(self.paths.lock) else "gone"
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is left to do here. A stopped run that is wished to run has been woken by a later order."""
+        wish = self.want.get()
+        woken = self.state is RunState.STOPPED and wish is not None and wish.want is Want.RUN
+        return self.state in SETTLED and not woken
+
+    def acknowledge(self, sequence: int) -> None:
+        """Tell the supervisor that the coordinator's history holds its notices up to here."""
+        if sequence <= self.acknowledged:
+            return
+        try:
+            write_record(self.paths.acknowledged, {"notice": sequence}, durable=False)
+        except OSError as fault:
+            logs.failed("acknowledgement_refused", run=self.paths.root.name, because=fault)
+            return  # the notices are kept a little longer
+        self.acknowledged = sequence
+
+    def read_notices(self, after: int) -> None:
+        """Read the spool again if it changed, or if other notices are asked for."""
+        mark = (_mark(self.paths.journal), _mark(Path(f"{self.paths.journal}-wal")))
+        if mark == self.mark and after == self.read_after:
+            return
+        try:
+            journal = Journal.open(self.paths.journal, read_only=True)
+            try:
+                self.notices = tuple(decode(Notice, entry) for entry in journal.entries(after, NOTICES_PER_RUN_MAX))
+            finally:
+                journal.close()
+        except (ExplainedError, WireError, sqlite3.Error) as fault:
+            self.notices = ()
+            if mark != self.mark and self.paths.journal.exists():
+                logs.failed("spool_unreadable", run=self.paths.root.name, because=str(fault).replace("\n", " "))
+        self.mark, self.read_after = mark, after
+
+
+class Reports:
+    def __init__(self, paths: HostPaths, start: Callable[[Path], int] = launch.start_supervisor) -> None:
+        self.paths, self._start = paths, start
+        self._watches: dict[str, RunWatch] = {}
+        self._swept_seconds = float("-inf")
+
+    def watch(self, run_id: str) -> RunWatch:
+        if run_id not in self._watches:
+            self._watches[run_id] = RunWatch(self.paths.run(run_id))
+        return self._watches[run_id]
+
+    def take(self, after: dict[str, int]) -> None:
+        """Note what the coordinator has, and look at every run that it asks for or that is not settled."""
+        for run_id in self._run_ids():
+            watch = self.watch(run_id)
+            watch.look()
+            if run_id in after:
+                watch.acknowledge(after[run_id])
+            if run_id in after or not watch.is_settled:
+                watch.read_notices(after.get(run_id, 0))
+
+    def has_news(self, after: dict[str, int]) -> bool:
+        """Whether there are notices beyond `after`, or a run whose state or supervisor is not what the last answer said."""
+        self.take(after)
+        return any(
+            (run_id in after and watch.notices) or (watch.told and watch.told != (watch.state, watch.supervisor))
+            for run_id, watch in self._reported(after)
+        )
+
+    def answer(self, after: dict[str, int]) -> tuple[RunReport, ...]:
+        reports, size = [], 0
+        for run_id, watch in self._reported(after):
+            notices: list[Notice] = []
+            for notice in watch.notices:
+                size += len(dumps(notice))
+                if size > ANSWER_BYTES_MAX:
+                    break
+                notices.append(notice)
+            watch.told = (watch.state, watch.supervisor)
+            reports.append(RunReport(run_id=run_id, supervisor=watch.supervisor, observation=watch.observation.value, notices=tuple(notices)))
+        return tuple(reports)
+
+    def sweep(self) -> None:
+        """Start a supervisor for each run that is not settled and has none, unless its shim is about to."""
+        if time.monotonic() - self._swept_seconds < SWEEP_SECONDS:
+            return
+        self._swept_seconds = time.monotonic()
+        for run_id in self._run_ids():
+            try:
+                self._sweep_one(self.watch(run_id))
+            except (OSError, WireError, ExplainedError) as fault:
+                logs.failed("sweep_failed", run=run_id, because=str(fault).replace("\n", " "))
+
+    def ensure_supervisor(self, run_id: str) -> str:
+        """`alive`, `started`, or `settled` where there is nothing to watch."""
+        watch = self.watch(run_id)
+        watch.look()
+        if watch.supervisor == "alive":
+            return "alive"
+        if watch.is_settled:
+            return "settled"
+        self._start_for(watch, "an order came and its supervisor was gone")
+        return "started"
+
+    def _sweep_one(self, watch: RunWatch) -> None:
+        now_seconds = time.monotonic()
+        watch.look()
+        if watch.supervisor == "alive" or watch.is_settled:
+            watch.free_since_seconds = None
+            return
+        if watch.free_since_seconds is None:
+            watch.free_since_seconds = now_seconds
+        patience = SHIM_PATIENCE_SECONDS if _has_living_shim(watch.paths) else 0.0
+        if now_seconds - watch.free_since_seconds >= patience and now_seconds >= watch.next_start_seconds:
+            self._start_for(watch, "the sweep found it without one")
+
+    def _start_for(self, watch: RunWatch, because: str) -> None:
+        watch.starts += 1
+        watch.next_start_seconds = time.monotonic() + min(SWEEP_WAIT_SECONDS_MAX, 2.0 ** min(watch.starts, 10))
+        watch.free_since_seconds = None
+        pid = self._start(watch.paths.root)
+        logs.changed("supervisor_started", run=watch.paths.root.name, pid=pid, because=because)
+
+    def _reported(self, after: dict[str, int]) -> list[tuple[str, RunWatch]]:
+        return [(run_id, watch) for run_id, watch in sorted(self._watches.items()) if run_id in after or not watch.is_settled]
+
+    def _run_ids(self) -> list[str]:
+        try:
+            names = os.listdir(self.paths.runs)
+        except FileNotFoundError:
+            return []
+        return sorted(name for name in names if not name.startswith(".") and (self.paths.run(name).order).exists())
+
+
+def _has_living_shim(paths: RunPaths) -> bool:
+    try:
+        record = rundir.read_program(paths.shim)
+    except (OSError, WireError):
+        return False
+    return record is not None and look(record.identity).is_verified
+
+
+def _mark(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
