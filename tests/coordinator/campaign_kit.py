@@ -5,10 +5,14 @@ The shards are made here because they have to be damaged in many ways; the predi
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
+import shutil
+import tempfile
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -151,10 +155,24 @@ def make_spec(run_id: str, candidate: str, *, contract: bool) -> RunSpec:
 
 
 def small_campaign(base: Path) -> SmallCampaign:
-    write_shards(base / "data", {"train": 8, "val": 12, "test": 6, "hold": 5})
-    plan, paths = make_plan(base), CampaignPaths(base / "campaigns" / CAMPAIGN)
+    """A campaign registered below `base`: a copy of one that is registered once, since nothing in it names a place."""
+    digests = _template()
+    shutil.copytree(_TEMPLATE / "data", base / "data")
+    shutil.copytree(_TEMPLATE / "campaigns", base / "campaigns")
+    paths = CampaignPaths(base / "campaigns" / CAMPAIGN)
+    return SmallCampaign(base=base, paths=paths, plan=make_plan(base), digests=dict(digests), courier=LocalCourier(HOST, base / "root"))
+
+
+_TEMPLATE = Path(tempfile.mkdtemp(prefix="fleetd-small-campaign-"))
+atexit.register(shutil.rmtree, _TEMPLATE, ignore_errors=True)
+
+
+@cache
+def _template() -> dict[str, str]:
+    write_shards(_TEMPLATE / "data", {"train": 8, "val": 12, "test": 6, "hold": 5})
+    paths = CampaignPaths(_TEMPLATE / "campaigns" / CAMPAIGN)
     paths.root.mkdir(parents=True)
-    return SmallCampaign(base=base, paths=paths, plan=plan, digests=register_campaign(paths, plan, ACT), courier=LocalCourier(HOST, base / "root"))
+    return register_campaign(paths, make_plan(_TEMPLATE), ACT)
 
 
 def later(seconds: float) -> Act:

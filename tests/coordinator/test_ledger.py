@@ -16,8 +16,8 @@ from policies.freeze import TORN
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Path:
-    path = tmp_path / "ledger.jsonl"
+def ledger(quick_path: Path) -> Path:
+    path = quick_path / "ledger.jsonl"
     for number in range(3):
         enter(path, "opened", {"split": "test", "number": number, "because": "weil: 日本語"}, ACT)
     return path
@@ -110,8 +110,8 @@ def test_what_stands_already_is_given_back_and_a_refusal_adds_nothing(ledger: Pa
     assert ledger.read_bytes() == before
 
 
-def test_many_writers_at_once_leave_one_chain_and_one_first_entry(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
+def test_many_writers_at_once_leave_one_chain_and_one_first_entry(quick_path: Path) -> None:
+    path = quick_path / "ledger.jsonl"
 
     def write(number: int) -> None:
         for turn in range(5):

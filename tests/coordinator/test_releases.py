@@ -23,8 +23,8 @@ def test_a_release_holds_policies_vocabulary_host_and_trainer_and_nothing_of_the
     assert all(path.endswith(".py") for path in paths)
 
 
-def test_a_staged_release_is_compiled_and_its_vocabulary_imports_from_there_alone(tmp_path: Path) -> None:
-    courier = LocalCourier("gx10", tmp_path / "root")
+def test_a_staged_release_is_compiled_and_its_vocabulary_imports_from_there_alone(quick_path: Path) -> None:
+    courier = LocalCourier("gx10", quick_path / "root")
     digest = stage_release(courier)
     folder = Path(courier.tree_path(TreeKind.RELEASES, digest))
     assert list(folder.rglob("__pycache__/*.pyc"))
@@ -34,31 +34,31 @@ def test_a_staged_release_is_compiled_and_its_vocabulary_imports_from_there_alon
     assert all(word.startswith(str(folder)) for word in done.stdout.split())
 
 
-def test_byte_code_changes_no_digest_and_a_second_staging_copies_nothing(tmp_path: Path) -> None:
-    courier = LocalCourier("gx10", tmp_path / "root")
+def test_byte_code_changes_no_digest_and_a_second_staging_copies_nothing(quick_path: Path) -> None:
+    courier = LocalCourier("gx10", quick_path / "root")
     digest = stage_release(courier)
     assert courier.tree_fault(TreeKind.RELEASES, digest) is None
     folder = Path(courier.tree_path(TreeKind.RELEASES, digest))
     before = {path: path.stat().st_ino for path in folder.rglob("*")}
     assert stage_release(courier) == digest
     assert {path: path.stat().st_ino for path in folder.rglob("*")} == before
-    assert os.listdir(tmp_path / "root" / "releases").count(digest) == 1
+    assert os.listdir(quick_path / "root" / "releases").count(digest) == 1
 
 
-def test_one_changed_byte_of_code_is_another_release(tmp_path: Path) -> None:
+def test_one_changed_byte_of_code_is_another_release(quick_path: Path) -> None:
     for name in ("policies", "fleetd/host", "trainer"):
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "a.py").write_text("x = 1\n")
-    before = directory_digest(release_entries(tmp_path))
-    (tmp_path / "trainer" / "a.py").write_text("x = 2\n")
-    assert directory_digest(release_entries(tmp_path)) != before
+        (quick_path / name).mkdir(parents=True)
+        (quick_path / name / "a.py").write_text("x = 1\n")
+    before = directory_digest(release_entries(quick_path))
+    (quick_path / "trainer" / "a.py").write_text("x = 2\n")
+    assert directory_digest(release_entries(quick_path)) != before
     assert len(code_digest()) == 64
 
 
 @pytest.mark.parametrize("python", ["/bin/false", "/no/such/python"])
-def test_a_host_whose_python_cannot_read_the_release_is_refused_and_keeps_no_half_of_it(tmp_path: Path, python: str) -> None:
-    courier = LocalCourier("gx10", tmp_path / "root", python)
+def test_a_host_whose_python_cannot_read_the_release_is_refused_and_keeps_no_half_of_it(quick_path: Path, python: str) -> None:
+    courier = LocalCourier("gx10", quick_path / "root", python)
     with pytest.raises(RequestRefused) as caught:
         stage_release(courier)
     assert python in caught.value.where
-    assert os.listdir(tmp_path / "root" / "releases") == [".lock"]
+    assert os.listdir(quick_path / "root" / "releases") == [".lock"]

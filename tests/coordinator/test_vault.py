@@ -64,8 +64,8 @@ def test_a_selection_that_somebody_made_up_opens_nothing(campaign: SmallCampaign
     assert openings(campaign) == []
 
 
-def test_a_proof_without_a_freeze_in_the_ledger_opens_nothing(campaign: SmallCampaign, tmp_path_factory: pytest.TempPathFactory) -> None:
-    proof = freeze(small_campaign(tmp_path_factory.mktemp("other")))
+def test_a_proof_without_a_freeze_in_the_ledger_opens_nothing(campaign: SmallCampaign) -> None:
+    proof = freeze(small_campaign(campaign.base / "other"))
     with pytest.raises(FreezeRefused) as caught:
         open_split(campaign.paths, Split.TEST, proof, ACT)
     assert "no freeze" in caught.value.what
