@@ -101,7 +101,7 @@ def grade(memory: Document) -> str:
     parts = memory.get("parts") or {}
     found = [str(part.get("grade")) for name, part in parts.items() if name in {"cgroup", "sampler"} and isinstance(part, dict)]
     if not found:
-        return f"{words.UNKNOWN} grade unknown"
+        return f"{words.UNKNOWN} unknown"
     return grade_words({"grade": max(found, key=lambda each: _GRADE_STRENGTH.get(each, -1))})
 
 

@@ -13,15 +13,23 @@ from typing import Any
 
 from fleetd.screens import cells, layout, terminal, view_outcome, views, waiting, words
 from fleetd.screens.client import Client, CoordinatorAway
-from fleetd.screens.document import Document, Target, campaigns, is_over, is_settled, moment_of, number, runs_of, sight
-from fleetd.screens.layout import Line, Span, Tone, line, quiet
+from fleetd.screens.document import WAITING_STATES, Document, Target, campaigns, is_over, is_settled, moment_of, number, runs_of, sight
+from fleetd.screens.layout import Column, Line, Span, Tone, line, quiet
 from policies.errors import EXIT_INTERRUPTED, EXIT_UNREACHABLE, NotFound
 
 LOOK_SECONDS = 0.5
 PLAIN_SECONDS = 10.0
-REPORT_WAIT_SECONDS_MAX = 20.0
 AWAY_SECONDS_MAX = 600.0
 BAR_WIDTH_MAX = 40
+BAR_WIDTH_MIN = 10
+PROGRESS_COLUMNS = (
+    Column("candidate", "", 0, "{}"),
+    Column("state", "", 1, "{}"),
+    Column("step", "", 2, "{}", right=True),
+    Column("loss", "", 3, "loss {}", right=True),
+    Column("rate", "", 4, "{} steps/s", right=True),
+    Column("memory", "", 5, "{}"),
+)
 
 
 def follow_campaign(client: Client, campaign_id: str) -> int:
@@ -48,10 +56,9 @@ Draw = Callable[[list[Line], Document, Document], None]
 
 
 def _watch(client: Client, campaign_id: str, draw: Draw) -> tuple[Document, Document] | None:
-    """Look until the campaign is over and its report is there; the last document. None when the coordinator stayed away."""
+    """Look until the campaign is over; the last document. None when the coordinator stayed away."""
     before: Document | None = None
     away_since: float | None = None
-    over_since: float | None = None
     while True:
         try:
             document = client.status()
@@ -71,14 +78,15 @@ def _watch(client: Client, campaign_id: str, draw: Draw) -> tuple[Document, Docu
         draw(back + changes(before, document, campaign_id), document, campaign)
         before = document
         if is_over(document, campaign):
-            over_since = over_since or time.monotonic()
-            if campaign.get("report") or campaign.get("stage") != "evaluated" or time.monotonic() - over_since > REPORT_WAIT_SECONDS_MAX:
-                return document, campaign
+            return document, campaign
         time.sleep(LOOK_SECONDS)
 
 
 def changes(before: Document | None, after: Document, campaign_id: str) -> list[Line]:
-    """What is different now, one line a change: the stage, the state of each run, new alarms, a better validation, the choice, an opening."""
+    """What is different now, one line a change: the stage, the state of each run, new alarms, a better validation, the choice, an opening.
+
+    At the first look only what is under way is said.
+    """
     lines: list[Line] = []
     now = _campaign(after, campaign_id)
     was = _campaign(before, campaign_id) if before else {}
@@ -98,7 +106,7 @@ def changes(before: Document | None, after: Document, campaign_id: str) -> list[
 def _run_changes(was: Document, run: Document) -> list[Line]:
     name = words.one_line(run.get("candidate") or run["run_id"])
     lines: list[Line] = []
-    if run.get("state") != was.get("state"):
+    if run.get("state") != was.get("state") and (was or run.get("state") not in WAITING_STATES):
         detail = words.one_line(run.get("detail") or "")
         where = f" on {words.one_line(run['host'])}" if run.get("host") and run.get("state") in {"starting", "running"} else ""
         lines.append(line(f"{name}: ", cells.state_span(run), where, quiet(f"  {detail}" if detail else "")))
@@ -113,10 +121,9 @@ def _run_changes(was: Document, run: Document) -> list[Line]:
 
 def progress_line(run: Document, document: Document) -> Line:
     """`lr-high running 123/400 · loss 5.231 · 2.13 steps/s · 1.20/2.00 GiB E enforced`."""
-    row = cells.run_cells(run, moment_of(document))
-    parts = [line(row["candidate"], "  ", row["state"], "  ", row["step"])]
-    shown = [column for column in cells.RUN_COLUMNS if column.key in {"loss", "rate", "memory"}]
-    return layout.packed(parts + cells.folded_parts(shown, row), width=10_000, hanging=0)[0]
+    row = _progress_row(run, document)
+    parts = [line(row["candidate"], "  ", row["state"], "  ", row["step"]), *(line(row[key]) for key in ("loss", "rate", "memory"))]
+    return layout.packed([part for part in parts if layout.text_of(part) != words.ABSENT], width=10_000, hanging=0)[0]
 
 
 def _campaign(document: Document, campaign_id: str) -> Document:
@@ -181,20 +188,24 @@ class _Live:
         width = self._console.width
         grid = Table.grid(padding=(0, 2, 0, 0))
         runs = runs_of(document, campaign["campaign_id"])
-        rows = [cells.run_cells(run, moment_of(document)) for run in runs]
-        columns = [each for each in cells.RUN_COLUMNS if each.key in {"candidate", "state", "step", "loss", "rate", "memory"}]
-        kept, _ = layout.fit(columns, rows, width - 12)
+        rows = [_progress_row(run, document) for run in runs]
+        kept, _ = layout.fit(PROGRESS_COLUMNS, rows, width - BAR_WIDTH_MIN - 3)
+        used = layout.width_of(layout.text_of(layout.header_line(kept, rows))) + len(layout.GAP)
         for run, row in zip(runs, rows, strict=True):
             planned, step = number(run.get("steps_planned")), number(sight(run.get("step")).value)
-            bar = ProgressBar(total=planned or 1.0, completed=min(step or 0.0, planned or 1.0), width=_bar_width(kept, rows, width))
-            grid.add_row(*(rich_line((row[each.key],)) for each in kept), bar if planned else "")
-        verdict = views.verdict_lines(document, width=width)
-        return Group("", rich_line(view_outcome.header(document, campaign)), *([rich_lines(verdict)] if _is_alarming(document) else []), grid)
+            bar = ProgressBar(total=planned or 1.0, completed=min(step or 0.0, planned or 1.0), width=min(BAR_WIDTH_MAX, width - used - 1))
+            grid.add_row(rich_line(layout.row_line(kept, row, rows)), bar if planned else "")
+        head = [view_outcome.header(document, campaign), *(views.verdict_lines(document, width=width) if _is_alarming(document) else [])]
+        return Group("", rich_lines(head), grid)
 
 
-def _bar_width(columns: list[layout.Column], rows: list[dict[str, Span]], width: int) -> int:
-    used = layout.width_of(layout.text_of(layout.header_line(columns, rows)))
-    return max(8, min(BAR_WIDTH_MAX, width - used - 3))
+def _progress_row(run: Document, document: Document) -> dict[str, Span]:
+    """The cells of a run with their units, since a board has no header."""
+    row = cells.run_cells(run, moment_of(document))
+    for each in PROGRESS_COLUMNS:
+        if row[each.key].text != words.ABSENT:
+            row[each.key] = Span(each.folded.replace("{}", row[each.key].text), row[each.key].tone)
+    return row
 
 
 def _is_alarming(document: Document) -> bool:

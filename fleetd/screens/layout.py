@@ -118,14 +118,13 @@ def wrapped(spans: Line, width: int, hanging: int) -> list[Line]:
     """The line broken between words so that no piece is wider than `width`; later pieces start `hanging` cells in. A long id stays whole."""
     pieces: list[list[Span]] = [[]]
     used = 0
-    for span in spans:
-        for word in _words(span.text):
-            room = width_of(word.rstrip())
-            if used + room > width and used > hanging and room:
-                pieces.append([Span(" " * hanging)])
-                used, word = hanging, word.lstrip()
-            pieces[-1].append(Span(word, span.tone))
-            used += width_of(word)
+    for word in _words_of(spans):
+        text = text_of(tuple(word))
+        if used + width_of(text.rstrip()) > width and used > hanging and text.strip():
+            pieces.append([Span(" " * hanging)])
+            used = hanging
+        pieces[-1] += word
+        used += width_of(text)
     return [_merged(piece) for piece in pieces]
 
 
@@ -165,6 +164,18 @@ def _merged(spans: Sequence[Span]) -> Line:
         elif span.text:
             merged.append(span)
     return tuple(merged)
+
+
+def _words_of(spans: Line) -> list[list[Span]]:
+    """The line's words with the spaces that follow them. A word that changes its tone half-way is one word."""
+    found: list[list[Span]] = []
+    for span in spans:
+        for text in _words(span.text):
+            if found and found[-1][-1].text and found[-1][-1].text[-1] != " " and text[0] != " ":
+                found[-1].append(Span(text, span.tone))
+            else:
+                found.append([Span(text, span.tone)])
+    return found
 
 
 def _words(text: str) -> list[str]:

@@ -13,8 +13,8 @@ STYLES = {Tone.PLAIN: "", Tone.STRONG: "bold", Tone.QUIET: "dim", Tone.GOOD: "gr
 
 def rich_line(spans: Line) -> Text:
     """One line; never wrapped or cropped by rich, since the layout did that."""
-    return Text.assemble(*((span.text, STYLES[span.tone]) for span in spans), no_wrap=True, overflow="ignore", end="")
+    return Text.assemble(*((span.text, STYLES[span.tone]) for span in spans), no_wrap=True, overflow="ignore")
 
 
 def rich_lines(lines: Iterable[Line]) -> Text:
-    return Text("\n", end="").join(rich_line(spans) for spans in lines)
+    return Text("\n", no_wrap=True, overflow="ignore").join(rich_line(spans) for spans in lines)

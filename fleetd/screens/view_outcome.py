@@ -37,6 +37,8 @@ def outcome_lines(document: Document, campaign: Document, *, width: int) -> list
         lines += [layout.EMPTY_LINE, *result_lines(split, result, width=width)]
     if campaign.get("report"):
         lines += [layout.EMPTY_LINE, line(quiet("report  "), words.one_line(campaign["report"]))]
+    elif campaign.get("stage") != "stopped":
+        lines += [layout.EMPTY_LINE, line(quiet("report  "), Span("none was written", Tone.WARN))]
     return [*lines, layout.EMPTY_LINE, *next_lines(document, campaign)]
 
 

@@ -13,6 +13,7 @@ from fleetd.screens.layout import Line, Span, Tone, line, quiet
 DIGEST_SHOWN = 12
 ATTEMPTS_SHOWN_MAX = 6
 LABEL_WIDTH = 12
+KIND_WIDTH = 22
 
 
 def run_details(document: Document, run: Document, *, width: int) -> list[Line]:
@@ -43,17 +44,20 @@ def run_details(document: Document, run: Document, *, width: int) -> list[Line]:
 
 def event_line(event: Document, now: datetime | None = None, *, short: bool = False) -> Line:
     """`11:59:40 UTC  run_moved  lr-high  to running: first step seen`. `short` leaves out what a reader of one campaign knows."""
-    parts = [quiet(words.moment(event.get("at"), now)), Span(f"  {words.one_line(event.get('kind', words.UNKNOWN))}", Tone.STRONG)]
+    body = event.get("body") if isinstance(event.get("body"), dict) else {}
+    assert isinstance(body, dict)
+    kind = words.one_line(body.get("kind") if event.get("kind") == "noticed" else event.get("kind", words.UNKNOWN))
+    parts = [quiet(words.moment(event.get("at"), now)), Span(f"  {kind:<{KIND_WIDTH}}", Tone.STRONG)]
     about = str(event.get("run_id") or event.get("campaign_id") or event.get("host") or "")
     if short and event.get("campaign_id"):
         about = about.removeprefix(str(event["campaign_id"])).removeprefix("-")
     if about:
         parts.append(Span(f"  {words.one_line(about)}"))
-    said = _event_words(event)
+    said = _event_words(event, body)
     if said:
         parts.append(Span(f"  {said}"))
     because = words.one_line(event.get("because") or "")
-    if because:
+    if because and because != kind and because not in said:
         parts.append(quiet(f": {because}"))
     if event.get("actor") not in (None, "", "coordinator"):
         parts.append(quiet(f" (by {words.one_line(event['actor'])})"))
@@ -77,18 +81,15 @@ def exit_words(ended: Document) -> str:
     return f"{said} (seen by {words.one_line(seen_by)})" if seen_by and seen_by != "nobody" else said
 
 
-def _event_words(event: Document) -> str:
+def _event_words(event: Document, body: Document) -> str:
     """The part of an event's body that a person wants beside its kind."""
-    body = event.get("body") or {}
-    if not isinstance(body, dict):
-        return ""
     if event.get("kind") == "noticed":
         inner = body.get("body") if isinstance(body.get("body"), dict) else {}
         assert isinstance(inner, dict)
-        return words.one_line(f"{body.get('kind', '')} {_notice_words(str(body.get('kind')), inner)}").strip()
+        return words.one_line(_notice_words(str(body.get("kind")), inner))
     if body.get("to"):
         return words.one_line(f"to {body['to']}" + (f" ({body['reason']})" if body.get("reason") else ""))
-    shown = {key: body[key] for key in ("candidate", "split", "step", "value", "cutoff_at", "reachable") if body.get(key) is not None}
+    shown = {key: body[key] for key in ("title", "candidate", "split", "step", "value", "cutoff_at", "reachable") if body.get(key) is not None}
     return words.one_line(", ".join(f"{key} {value}" for key, value in shown.items()))
 
 
@@ -97,6 +98,8 @@ def _notice_words(kind: str, inner: Document) -> str:
         return f"{inner.get('attempt', words.UNKNOWN)}: {exit_words(inner)}"
     if kind == "alarm":
         return str(inner.get("text", ""))
+    if inner.get("to"):
+        return f"to {inner['to']}" + (f" ({inner['reason']})" if inner.get("reason") else "")
     shown = [key for key in ("attempt", "step", "value", "signal", "purpose", "verdict", "pid") if inner.get(key) is not None]
     return ", ".join(f"{key} {inner[key]}" for key in shown)
 

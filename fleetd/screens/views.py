@@ -133,7 +133,7 @@ def run_notes(run: Document, document: Document, *, selectable: bool = True) -> 
     notes: list[Line] = []
     attention = run.get("state") in ATTENTION_STATES
     detail = words.one_line(run.get("detail") or "")
-    if detail:
+    if detail and not _goes_without_saying(run):
         notes.append(line(Span(f"! {detail}", Tone.BAD) if attention else Span(detail, Tone.QUIET)))
     notes += [line(Span(f"! {words.one_line(alarm)}", Tone.BAD)) for alarm in run.get("alarms") or []]
     identity = sight(run.get("identity")).value
@@ -160,6 +160,11 @@ def outcome_notes(campaign: Document) -> list[Line]:
     if campaign.get("report"):
         notes.append(line(quiet("report: "), words.one_line(campaign["report"])))
     return notes
+
+
+def _goes_without_saying(run: Document) -> bool:
+    """A run that finished without a reason has nothing to explain."""
+    return run.get("state") == "finished" and not run.get("reason")
 
 
 def chosen_line(campaign: Document) -> Line:

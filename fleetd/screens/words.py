@@ -62,12 +62,14 @@ def size(count: float | None) -> str:
 
 
 def share(used: float | None, cap: float | None) -> str:
-    """`1.20/2.00 GiB`: both in the unit of the cap, `?` for a part nobody knows."""
+    """`1.20/2.00 GiB`: both in the unit of the cap, `?` for a part nobody knows. A little of a large cap keeps its own unit."""
     if cap is None:
         return f"{size(used)}/{UNKNOWN}"
     unit, divisor, digits = ("GiB", GIB, 2) if cap >= GIB else ("MiB", MIB, 0)
-    first = UNKNOWN if used is None else f"{used / divisor:.{digits}f}"
-    return f"{first}/{cap / divisor:.{digits}f} {unit}"
+    whole = f"{cap / divisor:.{digits}f} {unit}"
+    if used is not None and 0 < used < 0.05 * divisor:
+        return f"{size(used)}/{whole}"
+    return f"{UNKNOWN if used is None else f'{used / divisor:.{digits}f}'}/{whole}"
 
 
 def loss(value: float | None) -> str:

@@ -69,7 +69,7 @@ def test_unknown_is_never_zero_and_what_can_not_be_there_yet_is_a_dash() -> None
     blind["memory"] = {**blind["memory"], "host_bytes": canned.known(None, None), "parts": {}}
     row = row_of(blind)
     assert (row["step"], row["loss"], row["last_step"], row["restarts"]) == ("?/400", "?", "?", "?")
-    assert row["memory"] == "?/2.00 GiB ? grade unknown"
+    assert row["memory"] == "?/2.00 GiB ? unknown"
     waiting = row_of(canned.waiting("b"))
     assert (waiting["step"], waiting["loss"], waiting["rate"], waiting["last_step"], waiting["checkpoint"]) == ("—/400", "—", "—", "—", "—")
     assert "0" not in "".join((row["step"], row["loss"], row["rate"])).replace("400", "")

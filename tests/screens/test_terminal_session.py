@@ -1,0 +1,76 @@
+"""The live status in a real terminal (tmux), from the first picture to `q`: what a person sees at 80 and 120 columns."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import canned
+import pytest
+from fake_coordinator import FakeCoordinator
+from screen_tools import argv, environment
+
+pytestmark = [pytest.mark.live, pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")]
+SEEN_SECONDS_MAX = 15.0
+
+
+class Session:
+    """One tmux server of our own, with one window that runs one command."""
+
+    def __init__(self, state: Path) -> None:
+        self._state, self._socket = state, f"fleetd-test-{os.getpid()}"
+
+    def tmux(self, *words: str) -> str:
+        command = ["tmux", "-L", self._socket, "-f", "/dev/null", *words]
+        return subprocess.run(command, env=environment(self._state), capture_output=True, text=True, check=False, timeout=20).stdout
+
+    def start(self, columns: int, lines: int, *words: str) -> None:
+        self.tmux("new-session", "-d", "-s", "t", "-x", str(columns), "-y", str(lines), *argv(*words))
+        self.tmux("set-option", "-t", "t", "remain-on-exit", "on")
+
+    def keys(self, *keys: str) -> None:
+        self.tmux("send-keys", "-t", "t", *keys)
+
+    def screen(self) -> str:
+        return self.tmux("capture-pane", "-p", "-t", "t")
+
+    def until(self, text: str) -> str:
+        end = time.monotonic() + SEEN_SECONDS_MAX
+        while text not in (seen := self.screen()):
+            assert time.monotonic() < end, f"no {text!r} on the screen:\n{seen}"
+            time.sleep(0.05)
+        return seen
+
+
+@pytest.fixture
+def session(coordinator: FakeCoordinator) -> Iterator[Session]:
+    found = Session(coordinator.root)
+    yield found
+    found.tmux("kill-server")
+
+
+def test_a_person_looks_asks_and_leaves(coordinator: FakeCoordinator, session: Session) -> None:
+    coordinator.status = canned.training()
+    session.start(80, 24, "status")
+    first = session.until("lr-low")
+    assert first.splitlines()[0].strip().startswith("OK · 3 runs at work · deadline in 1 h 1")
+    assert max(map(len, first.splitlines())) <= 80
+    assert "Details" in first, "the footer shows the keys"
+    assert "Quit" in first
+    session.keys("j", "Enter")
+    session.until("identity verified")
+    session.keys("s")
+    session.until("Ask lr-mid to save a checkpoint and stop?")
+    session.keys("n")
+    session.tmux("resize-window", "-t", "t", "-x", "120", "-y", "30")
+    session.until("MEMORY/CAP")
+    session.keys("q")
+    end = time.monotonic() + SEEN_SECONDS_MAX
+    while session.tmux("list-panes", "-t", "t", "-F", "#{pane_dead}").strip() != "1" and time.monotonic() < end:
+        time.sleep(0.05)
+    assert session.tmux("list-panes", "-t", "t", "-F", "#{pane_dead} #{pane_dead_status}").strip() == "1 0"
+    assert coordinator.asked == [], "nothing was stopped by a question answered with no"
