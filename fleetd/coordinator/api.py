@@ -23,6 +23,7 @@ from starlette.routing import Route
 
 from fleetd import clock, logs
 from fleetd.coordinator import document
+from fleetd.coordinator.jobs import WriteReport
 from fleetd.coordinator.loop import Loop, Published
 from fleetd.coordinator.specs import host_plan
 from fleetd.coordinator.targets import find_campaign, find_runs
@@ -44,8 +45,6 @@ BACKLOG = 64
 CLOSE_SECONDS_MAX = 3.0
 
 _STATUS = {NotFound: 404, FreezeRefused: 409, PlanInvalid: 400, RequestRefused: 422, HostUnreachable: 424}
-
-WriteReport = Callable[[str], tuple[Path | None, Path | None]]
 
 
 class Api:
@@ -90,8 +89,7 @@ class Api:
         return self._loop.published
 
     def _status(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
-        seen = self._seen()
-        return document.build(seen.fleet, seen.sight, self._daemon, now=clock.read().now, journal_health=seen.journal_health)
+        return build_status(self._seen(), self._daemon)
 
     def _events(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
         asked = request.query_params
@@ -143,10 +141,12 @@ class Api:
         campaign = find_campaign(self._seen().fleet, str(body.get("campaign") or ""))
         assert campaign is not None
         html, data = self._write_report(campaign.campaign_id)
-        if html is None:
-            fix = "start the coordinator with fleetd launch or fleetd daemon"
-            raise RequestRefused("no report can be written", where=campaign.campaign_id, what="this coordinator has no report writer", fix=fix)
         return {"html": str(html), "json": str(data)}
+
+
+def build_status(seen: Published, daemon: document.Daemon) -> dict[str, Any]:
+    """The status document of a published tick, as old as it is now."""
+    return document.build(seen.fleet, seen.sight, daemon, now=clock.read().now, journal_health=seen.journal_health)
 
 
 class _Refused(Exception):

@@ -8,7 +8,7 @@ Its end changes nothing on any host.
 from __future__ import annotations
 
 import fcntl
-import importlib.util
+import importlib
 import os
 import secrets
 import select
@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,16 +27,16 @@ import httpx
 
 from fleetd import clock, logs
 from fleetd.campaign import HostPlan
-from fleetd.coordinator.api import SOCKET_PATH_BYTES_MAX, Api
+from fleetd.coordinator.api import SOCKET_PATH_BYTES_MAX, Api, build_status
 from fleetd.coordinator.document import Daemon
-from fleetd.coordinator.jobs import Jobs, ReportWriter
+from fleetd.coordinator.jobs import Jobs
 from fleetd.coordinator.loop import Loop
 from fleetd.coordinator.releases import code_digest
 from fleetd.coordinator.sessions import LocalSession, Session
 from fleetd.files import read_record, write_record
 from fleetd.journal import Journal
 from fleetd.model import Owner
-from fleetd.paths import StatePaths
+from fleetd.paths import CampaignPaths, StatePaths
 from fleetd.wire import WireError, dumps, loads
 from policies.errors import EXIT_BUG, EXIT_OK, ExplainedError, from_json
 
@@ -45,6 +45,9 @@ START_SECONDS_MAX = 30.0
 ANSWER_SECONDS_MAX = 5.0
 ID_BYTES = 8
 READY_BYTES_MAX = 65536
+
+ReportWriter = Callable[[CampaignPaths, dict[str, Any]], tuple[Path, Path]]
+"""Writes report.html and report.json of a campaign from a status document; it comes from the screens, which know how things look."""
 
 # The first fork leaves the caller's family; the setsid came with start_new_session. -I and -S keep this helper quick.
 _DETACH = "import os, sys\nif os.fork(): os._exit(0)\nos.execv(sys.argv[1], sys.argv[1:])"
@@ -58,7 +61,7 @@ def run_foreground(state_root: Path, write_report: ReportWriter | None = None) -
         logs.to_file(paths.log)
         journal = Journal.open(paths.journal)
         try:
-            _serve(paths, journal, write_report or report_writer_by_name())
+            _serve(paths, journal, write_report or report_writer_by_name)
         finally:
             journal.close()
     return EXIT_OK
@@ -103,31 +106,26 @@ def answering_pid(paths: StatePaths) -> int | None:
         os.close(folder)
 
 
-def report_writer_by_name() -> ReportWriter | None:
-    """The screens' report writer, found by name when it is first needed: the daemon stays small, and without it only reports are missing."""
-    if importlib.util.find_spec("fleetd.screens.report") is None:
-        return None
-
-    def write(state: StatePaths, campaign_id: str) -> tuple[Path, Path]:
-        module = importlib.import_module("fleetd.screens.report")
-        html, data = module.write_report(state, campaign_id)
-        return html, data
-
-    return write
+def report_writer_by_name(paths: CampaignPaths, document: dict[str, Any]) -> tuple[Path, Path]:
+    """The screens' report writer, found by name when it is first needed: until then the daemon carries none of their libraries."""
+    html, data = importlib.import_module("fleetd.screens.report").write_report(paths, document)
+    return html, data
 
 
-def _serve(paths: StatePaths, journal: Journal, write_report: ReportWriter | None) -> None:
+def _serve(paths: StatePaths, journal: Journal, write_report: ReportWriter) -> None:
     owner, started_at = _next_generation(paths, journal), clock.read().now
     code_digest()  # read now: files may be replaced by a newer release while this process runs
-    jobs = Jobs(paths, python=sys.executable, write_report=write_report)
-    loop = Loop(journal, owner, python=sys.executable, make_session=_session, run_job=jobs.run)
     daemon = Daemon(pid=os.getpid(), id=owner.coordinator_id, generation=owner.generation, started_at=started_at, paths=paths)
     guard = threading.Lock()
 
-    def write_now(campaign_id: str) -> tuple[Path | None, Path | None]:
+    def write_now(campaign_id: str) -> tuple[Path, Path]:
+        """One report at a time; matplotlib and two writers of one file do not go together."""
+        assert loop.published is not None, "reports are asked for after the first tick"
         with guard:
-            return write_report(paths, campaign_id) if write_report is not None else (None, None)
+            return write_report(paths.campaign(campaign_id), build_status(loop.published, daemon))
 
+    jobs = Jobs(paths, python=sys.executable, write_report=write_now)
+    loop = Loop(journal, owner, python=sys.executable, make_session=_session, run_job=jobs.run)
     api = Api(loop, journal, daemon, write_now)
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

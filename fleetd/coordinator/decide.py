@@ -10,7 +10,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from fleetd.coordinator.decide_campaigns import advance_campaigns
-from fleetd.coordinator.decide_hosts import find_unstarted, judge_silence, needed_hosts, read_order_answers, read_polls
+from fleetd.coordinator.decide_hosts import find_unstarted, judge_silence, read_order_answers, read_polls, shown_hosts
 from fleetd.coordinator.decide_jobs import read_job_results
 from fleetd.coordinator.decide_messages import write_messages
 from fleetd.coordinator.decide_requests import read_requests
@@ -33,7 +33,7 @@ def decide(fleet: Fleet, sight: Sight, now: datetime) -> Decision:
     advance_campaigns(pen)
     place_runs(pen)
     send_orders(pen)
-    for host in needed_hosts(pen.fleet).values():
+    for host in shown_hosts(pen.fleet).values():
         pen.need_host(host)
     write_messages(pen)
     decision = pen.decision()

@@ -41,6 +41,12 @@ def needed_hosts(fleet: Fleet) -> dict[str, HostPlan]:
     return needed
 
 
+def shown_hosts(fleet: Fleet) -> dict[str, HostPlan]:
+    """The hosts worth a session: those needed, and those of the newest campaign, so that a status after its end still shows them."""
+    newest = next(reversed(fleet.campaigns.values()), None)
+    return {**({host.name: host for host in newest.plan.hosts} if newest is not None else {}), **needed_hosts(fleet)}
+
+
 def acknowledgements(fleet: Fleet) -> dict[str, dict[str, int]]:
     """By host, the last notice of each run that history holds: what the next poll acknowledges."""
     after: dict[str, dict[str, int]] = {}
@@ -132,7 +138,10 @@ def _words(notice: Notice) -> str:
     for name in ("detail", "text", "verdict", "reason"):
         if body.get(name):
             return str(body[name])
-    return f"step {body['step']}" if "step" in body else notice.kind
+    for name in ("step", "attempt"):
+        if name in body:
+            return f"{name} {body[name]}"
+    return notice.kind
 
 
 def _reconcile(pen: Pen, run_id: str, report: RunReport) -> None:

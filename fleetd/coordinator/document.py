@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from fleetd.coordinator.decide_campaigns import last_safe_stop_at
-from fleetd.coordinator.decide_hosts import needed_hosts
+from fleetd.coordinator.decide_hosts import HOST_SILENT_SECONDS, shown_hosts
 from fleetd.coordinator.decide_runs import committed
 from fleetd.coordinator.sight import HostSight, Sight
 from fleetd.coordinator.specs import candidate_of, wish
@@ -187,7 +187,7 @@ def _selectable(campaign: Campaign, run: Run) -> bool | str:
 
 
 def _hosts(fleet: Fleet, sight: Sight, now: datetime) -> list[dict[str, Any]]:
-    names = dict.fromkeys((*needed_hosts(fleet), *fleet.hosts))
+    names = dict.fromkeys((*shown_hosts(fleet), *fleet.hosts))
     return [_host(fleet, sight, name, fleet.hosts.get(name), sight.hosts.get(name), now) for name in names]
 
 
@@ -195,15 +195,23 @@ def _host(fleet: Fleet, sight: Sight, name: str, known: Host | None, seen: HostS
     age_seconds = (now - seen.answered_at).total_seconds() if seen is not None and seen.answered_at is not None else None
     facts, measured_at = (seen.facts, seen.measured_at) if seen is not None else (None, None)
     capacity = (seen.plan.capacity_bytes if seen is not None else None) or (facts.memory_total_bytes if facts is not None else None)
-    trouble = f"{seen.trouble['title']}: {seen.trouble['what']}" if seen is not None and seen.trouble else ""
     return {
-        "name": name, "reachable": known.reachable if known is not None else False, "since": _moment(known.since) if known is not None else None,
-        "boot_id": known.boot_id if known is not None else None, "detail": trouble or (known.detail if known is not None else "has not answered yet"),
+        "name": name, "reachable": age_seconds is not None and age_seconds <= HOST_SILENT_SECONDS,
+        "since": _moment(known.since) if known is not None else None,
+        "boot_id": known.boot_id if known is not None else None, "detail": _host_words(known, seen),
         "age_seconds": age_seconds, "facts": encode(facts) if facts is not None else None,
         "memory_available_bytes": _aged(seen.memory_available_bytes if seen else None, measured_at, now),
         "disk_free_bytes": _aged(seen.disk_free_bytes if seen else None, measured_at, now),
         "committed_bytes": sum(amount for _, amount in committed(fleet, sight, name)), "capacity_bytes": capacity,
     }
+
+
+def _host_words(known: Host | None, seen: HostSight | None) -> str:
+    if seen is None:
+        return "not asked: no campaign needs it"
+    if seen.trouble:
+        return f"{seen.trouble['title']}: {seen.trouble['what']}"
+    return known.detail if known is not None else "has not answered yet"
 
 
 def _moment(moment: datetime | None) -> str | None:

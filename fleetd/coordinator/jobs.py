@@ -39,8 +39,8 @@ PYTHON_CHECK_SECONDS_MAX = 30.0
 TRAINER_MODULES = ("numpy", "safetensors", "torch", "transformers")
 _FIND_MODULES = "import importlib.util, sys; print(*[name for name in sys.argv[1:] if importlib.util.find_spec(name) is None])"
 
-ReportWriter = Callable[[StatePaths, str], tuple[Path, Path]]
-"""Writes report.html and report.json of a campaign and returns their paths. It comes from the screens, which know how things look."""
+WriteReport = Callable[[str], tuple[Path, Path]]
+"""Writes report.html and report.json of the campaign with this id and returns their paths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class Workplace:
 class Jobs:
     """Runs jobs on behalf of the loop; the one place that knows all kinds of them."""
 
-    def __init__(self, state: StatePaths, *, python: str, write_report: ReportWriter | None) -> None:
+    def __init__(self, state: StatePaths, *, python: str, write_report: WriteReport) -> None:
         self._state, self._python, self._write_report = state, python, write_report
 
     def run(self, job: Job, fleet: Fleet, sessions: dict[str, Session], now: datetime) -> dict[str, Any]:
@@ -99,9 +99,7 @@ class Jobs:
             courier = place.couriers.get(place.fleet.runs[run_id].host or "")
             if courier is not None:
                 copy_story(courier, place.paths, run_id)
-        if self._write_report is None:
-            return {"html": None, "json": None}
-        html, data = self._write_report(self._state, place.job.campaign_id)
+        html, data = self._write_report(place.job.campaign_id)
         return {"html": str(html), "json": str(data)}
 
 

@@ -23,7 +23,7 @@ from fleetd import clock, logs
 from fleetd.campaign import HostPlan
 from fleetd.coordinator.board import Board, step_words
 from fleetd.coordinator.decide import decide
-from fleetd.coordinator.decide_hosts import acknowledgements, needed_hosts
+from fleetd.coordinator.decide_hosts import acknowledgements
 from fleetd.coordinator.inbox import Inbox
 from fleetd.coordinator.links import HostLink
 from fleetd.coordinator.sessions import Session
@@ -103,10 +103,11 @@ class Loop:
         sight = self._board.take(self.inbox.drain(), moment.now, self._journal.health)
         decision = decide(self._fleet, sight, moment.now)
         self._write_down(decision)
-        self._act(decision, moment.now)
+        # Before the acts: a job that writes a report must find in it what led to the job.
         self.published = Published(
             fleet=self._fleet, sight=sight, at=moment.now, boottime_seconds=moment.boottime_seconds, journal_health=self._journal.health,
         )
+        self._act(decision, moment.now)
 
     def session(self, host: str) -> Session | None:
         """The session of a host, for readers of its files."""
@@ -158,7 +159,7 @@ class Loop:
 
     def _leave_hosts(self, decision: Decision) -> None:
         """Let go of hosts that neither a campaign nor a waiting launch needs; readers of old runs use their copies."""
-        needed = {plan.name for plan in decision.hosts} | needed_hosts(self._fleet).keys()
+        needed = {plan.name for plan in decision.hosts}
         for name in [name for name in self._links if name not in needed]:
             self._links.pop(name).close(0.0)
             self._board.hosts.pop(name, None)
