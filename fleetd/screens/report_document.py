@@ -61,6 +61,8 @@ def _selection(paths: CampaignPaths, campaign: Document, missing: Missing) -> di
     if not isinstance(found, dict):
         missing.add("selection", absent)
         return None
+    if stored is None and not paths.selection.exists():
+        missing.add("selection", "selection.json is gone; the table is what the coordinator remembers")
     table = [_table_row(row, found) for row in found.get("table") or [] if isinstance(row, dict)]
     values = {key: number(found.get(key)) for key in ("value", "base_value", "minimum_improvement")}
     keys = ("outcome", "because", "criterion", "run_id", "candidate", "step", "checkpoint_digest", "base_checkpoint_digest", "at")
