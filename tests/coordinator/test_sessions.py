@@ -1,0 +1,183 @@
+"""A local session against agents that misbehave: real processes over real pipes, scripted to answer, stall, lie or die."""
+
+from __future__ import annotations
+
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fleetd.campaign import HostPlan
+from fleetd.coordinator.inbox import HostAnswer, HostTrouble, Inbox
+from fleetd.coordinator.links import HostLink
+from fleetd.coordinator.sessions import LocalSession
+from fleetd.coordinator.sight import Order
+from fleetd.model import Owner
+from policies.errors import HostUnreachable, RequestRefused
+
+OWNER = Owner(coordinator_id="c0ffee", generation=3)
+PROGRAM = """
+    import json, os, sys, time
+    while line := sys.stdin.readline():
+        asked = json.loads(line)
+        def answer(body, **changes):
+            print(json.dumps({"id": asked["id"], "ok": True, "body": body, **changes}), flush=True)
+        order = asked["order"]
+        if order == "pid": answer({"pid": os.getpid(), "owner": asked["owner"], "path": os.environ["PYTHONPATH"]})
+        elif order == "stall": time.sleep(60)
+        elif order == "die": print("the last words", file=sys.stderr); os._exit(3)
+        elif order == "lie": answer({}, id=999)
+        elif order == "babble": print("no json at all", flush=True)
+        elif order == "refuse": answer(None, ok=False, error={"error": "RequestRefused", "title": "no", "where": "here", "what": "why", "fix": "do"})
+        elif order == "echo": answer(asked["body"])
+        elif order == "hello": answer({"protocol": 1, "facts": FACTS})
+        elif order == "facts": answer({"facts": FACTS})
+        elif order == "poll": answer({"at": "2026-11-30T12:00:00.000000Z", "memory_available_bytes": 5, "disk_free_bytes": None, "runs": []})
+        else: answer({"applied": True})
+"""
+FACTS = (
+    '{"hostname": "h", "boot_id": "b", "kernel": "k", "python": "3", "architecture": "x", "cpu_count": 1, "memory_total_bytes": 8, '
+    '"memory_available_bytes": 4, "disk_free_bytes": 2, "root_writable": True}'
+)
+
+
+@pytest.fixture
+def make_session(tmp_path: Path) -> Iterator[Callable[[], LocalSession]]:
+    package = tmp_path / "releases" / "scripted" / "fleetd" / "host"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package.parent / "__init__.py").touch()
+    (package / "agent.py").write_text(f"FACTS = {FACTS}\n{textwrap.dedent(PROGRAM)}")
+    made: list[LocalSession] = []
+
+    def make() -> LocalSession:
+        made.append(LocalSession(HostPlan(name="h", root=str(tmp_path)), OWNER, stage=lambda courier: "scripted"))
+        return made[-1]
+
+    yield make
+    for session in made:
+        session.close()
+
+
+def test_a_call_carries_owner_and_body_and_starts_the_staged_release(make_session: Callable[[], LocalSession], tmp_path: Path) -> None:
+    session = make_session()
+    answer = session.call("pid", {}, 10.0)
+
+    assert answer["owner"] == {"coordinator_id": "c0ffee", "generation": 3}
+    assert answer["path"] == str(tmp_path / "releases" / "scripted")
+    assert session.call("pid", {}, 10.0)["pid"] == answer["pid"], "one agent serves many calls"
+
+
+@pytest.mark.parametrize("order", ["stall", "die", "lie", "babble"])
+def test_an_agent_that_misbehaves_is_ended_and_the_next_call_has_a_new_one(make_session: Callable[[], LocalSession], order: str) -> None:
+    session = make_session()
+    before = session.call("pid", {}, 10.0)["pid"]
+    with pytest.raises(HostUnreachable):
+        session.call(order, {}, 0.5)
+
+    assert not psutil.pid_exists(before)
+    assert session.call("pid", {}, 10.0)["pid"] != before
+
+
+def test_the_last_words_of_a_dead_agent_are_told(make_session: Callable[[], LocalSession]) -> None:
+    with pytest.raises(HostUnreachable, match="exit status 3, the last words"):
+        make_session().call("die", {}, 10.0)
+
+
+def test_a_refusal_keeps_its_kind_and_its_agent(make_session: Callable[[], LocalSession]) -> None:
+    session = make_session()
+    pid = session.call("pid", {}, 10.0)["pid"]
+    with pytest.raises(RequestRefused, match="why"):
+        session.call("refuse", {}, 10.0)
+
+    assert session.call("pid", {}, 10.0)["pid"] == pid
+
+
+def test_a_body_larger_than_a_pipe_goes_through_whole(make_session: Callable[[], LocalSession]) -> None:
+    body = {"text": "ä" * 500_000}
+
+    assert make_session().call("echo", body, 20.0) == body
+
+
+def test_an_agent_that_takes_no_orders_does_not_hold_its_caller(make_session: Callable[[], LocalSession]) -> None:
+    session = make_session()
+    with pytest.raises(HostUnreachable):
+        session.call("stall", {"text": "x" * 1_000_000}, 0.5)
+
+
+def test_closing_a_session_ends_its_agent(make_session: Callable[[], LocalSession]) -> None:
+    session = make_session()
+    pid = session.call("pid", {}, 10.0)["pid"]
+    session.close()
+
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_python_that_does_not_exist_is_told_as_trouble(tmp_path: Path) -> None:
+    session = LocalSession(HostPlan(name="h", root=str(tmp_path), agent_python="/no/such/python"), OWNER, stage=lambda courier: "none")
+    with pytest.raises(HostUnreachable, match="No such file"):
+        session.call("pid", {}, 5.0)
+
+
+def test_a_link_says_hello_polls_and_carries_orders(make_session: Callable[[], LocalSession]) -> None:
+    inbox = Inbox()
+    link = HostLink(HostPlan(name="h", root="/x"), make_session(), inbox, lambda host: {"run": 7})
+    assert link.send(Order(key="want:run:2", host="h", order="want", run_id="run", body={}))
+    link.start()
+    hosts, orders = [], []
+    for _ in range(200):
+        inbox.wait(0.1)
+        news = inbox.drain()
+        hosts, orders = [*hosts, *news.hosts], [*orders, *news.orders]
+        if orders and len(hosts) >= 2:
+            break
+    link.close(5.0)
+
+    assert orders[0].error is None and orders[0].order.key == "want:run:2"
+    first, second = hosts[0], hosts[1]
+    assert isinstance(first, HostAnswer) and first.facts is not None and first.facts.hostname == "h"
+    assert isinstance(second, HostAnswer) and second.reports == () and second.memory_available_bytes == 5
+
+
+def test_a_link_tells_of_trouble_and_gives_its_orders_back(tmp_path: Path) -> None:
+    inbox = Inbox()
+    session = LocalSession(HostPlan(name="h", root=str(tmp_path), agent_python="/no/such/python"), OWNER, stage=lambda courier: "none")
+    link = HostLink(HostPlan(name="h", root=str(tmp_path)), session, inbox, lambda host: {})
+    link.send(Order(key="start:run", host="h", order="start", run_id="run", body={}))
+    link.start()
+    hosts, orders = [], []
+    for _ in range(200):
+        inbox.wait(0.1)
+        news = inbox.drain()
+        hosts, orders = [*hosts, *news.hosts], [*orders, *news.orders]
+        if hosts and orders:
+            break
+    link.close(5.0)
+
+    assert isinstance(hosts[0], HostTrouble) and hosts[0].error["error"] == "HostUnreachable"
+    assert orders[0].order.key == "start:run" and orders[0].error is not None
+
+
+def test_requests_beyond_the_bound_are_refused_and_late_answers_are_dropped() -> None:
+    from fleetd.coordinator import inbox as module
+
+    inbox = Inbox()
+    waiting = [threading.Thread(target=lambda: _swallow(inbox)) for _ in range(module.REQUESTS_MAX)]
+    for thread in waiting:
+        thread.start()
+    while len(inbox.drain().asked) + len(inbox._asking) < module.REQUESTS_MAX:
+        inbox.wait(0.05)
+    with pytest.raises(RequestRefused, match="busy"):
+        inbox.ask("stop", {}, 0.1)
+    for thread in waiting:
+        thread.join()
+
+    assert not inbox._asking
+
+
+def _swallow(inbox: Inbox) -> None:
+    with pytest.raises(RequestRefused, match="no answer"):
+        inbox.ask("stop", {}, 1.0)
