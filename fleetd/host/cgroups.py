@@ -253,10 +253,23 @@ def _hand_out_memory(v2: Hierarchy) -> None:
     except OSError as fault:
         if fault.errno != errno.EBUSY:
             raise
+        if not _is_delegated(parent):
+            raise OSError(errno.EPERM, f"{parent} holds processes and was not delegated to us") from fault
         os.makedirs(f"{parent}/{_LEAF}", exist_ok=True)
         for pid in (_read(f"{parent}/cgroup.procs") or "").split():
             _write(f"{parent}/{_LEAF}/cgroup.procs", pid)
         _write(f"{parent}/cgroup.subtree_control", "+memory")
+
+
+def _is_delegated(folder: str) -> bool:
+    """systemd marks what it has handed over (Delegate=yes); processes elsewhere are not ours to move."""
+    for name in ("user.delegate", "trusted.delegate"):
+        try:
+            if os.getxattr(folder, name) == b"1":
+                return True
+        except OSError:
+            continue
+    return False
 
 
 def _read_back(hierarchy: Hierarchy, folder: str, limit_bytes: int) -> CapPart:

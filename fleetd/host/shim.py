@@ -283,9 +283,7 @@ class Shim:
             return
         if not rundir.write_exit(self.paths, self.ending):
             logs.failed("exit_known_already", attempt=self.attempt, because="another process recorded it first")
-        self.is_ended = True
-        if self.pid is not None:
-            os.waitpid(self.pid, 0)
+        self.is_ended = True  # from here on `_reap` may take the leader in
 
     def _reap(self, _moment: Moment) -> None:
         """Take in ended orphans, and see whether the tree is empty. The leader stays a zombie until its exit is recorded."""

@@ -59,10 +59,11 @@ def python(code: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-S", "-c", code, *arguments)
 
 
-def start_shim(paths: RunPaths, attempt: int = 1, *, environment: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+def start_shim(paths: RunPaths, attempt: int = 1, *, before: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
+    """`before`: a command that ends in exec of the rest."""
     return subprocess.Popen(
-        launch.program_argv("shim", str(paths.root), str(attempt)), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        env={**launch.program_environment(paths.root.parent.parent, rundir.read_spec(paths)), **(environment or {})}, start_new_session=True,
+        (*before, *launch.program_argv("shim", str(paths.root), str(attempt))), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, env=launch.program_environment(paths.root.parent.parent, rundir.read_spec(paths)), start_new_session=True,
     )
 
 
@@ -85,9 +86,9 @@ def without_a_supervisor(paths: RunPaths) -> None:
 
 
 @contextmanager
-def living_shim(paths: RunPaths, attempt: int = 1) -> Iterator[subprocess.Popen[bytes]]:
+def living_shim(paths: RunPaths, attempt: int = 1, *, before: tuple[str, ...] = ()) -> Iterator[subprocess.Popen[bytes]]:
     """A shim with its tree; whatever the test leaves alive is ended through the shim's own record of it."""
-    shim = start_shim(paths, attempt)
+    shim = start_shim(paths, attempt, before=before)
     try:
         yield shim
     finally:

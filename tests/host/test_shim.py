@@ -14,6 +14,7 @@ from host_edges import executed, living_shim, make_run, make_spec, python, start
 from test_rundir import checkpoint, flip_a_byte
 
 from fleetd.host import cgroups, rundir
+from fleetd.host.birth import EXIT_NOT_STARTED, conceive
 from fleetd.host.processes import look, sight_of
 from fleetd.host.tree import members
 from fleetd.model import CutoffOrder
@@ -245,14 +246,14 @@ def test_after_the_cutoff_nothing_is_started(tmp_path):
 
 
 def test_a_hog_is_killed_at_the_cap_and_the_record_shows_whose_kill_it_was(tmp_path):
+    if cgroups.self_test().grade is not CapGrade.ENFORCED:
+        pytest.skip("no limit bites here")
     hog = "held = [bytearray(b'x' * 2**20) for _ in range(400)]"
     paths = make_run(tmp_path, make_spec(python(hog), run_id="r1", host_bytes=100 * MIB))
 
     with supervised(paths), living_shim(paths) as shim:
         shim.wait(60)
         attempt = rundir.read_attempt(paths, 1)
-        if attempt.cap.grade is not CapGrade.ENFORCED:
-            pytest.skip(attempt.cap.means)
 
     record = rundir.read_exit(paths, 1)
     assert (record.signal, record.evidence["oom_kills"]) == (signal.SIGKILL, 1)
@@ -342,3 +343,49 @@ def test_the_group_of_a_shell_is_asked_one_by_one_when_nobody_supervises(tmp_pat
     assert {report["signal"] for report in record.evidence["signals"]} == {signal.SIGTERM, signal.SIGCONT}
     assert len({report["pid"] for report in record.evidence["signals"]}) == 2
     assert record.exit_code == 10
+
+
+def test_the_trainer_itself_keeps_its_lock_when_the_shim_is_killed(tmp_path):
+    paths = make_run(tmp_path, make_spec(python("import time; time.sleep(60)"), run_id="r1"))
+
+    with supervised(paths), living_shim(paths) as shim:
+        wait_until(executed(paths))
+        shim.kill()
+        shim.wait()
+
+        assert look(rundir.read_attempt(paths, 1).identity).is_verified
+        assert rundir.is_locked(paths.trainer_lock)
+        second = start_shim(paths, rundir.create_attempt(paths))
+        assert second.wait(30) == 3, "two trainers on one run must never happen"
+        second.communicate()
+
+
+def test_a_child_whose_gate_never_opens_leaves_without_becoming_the_program(tmp_path):
+    lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    marker = tmp_path / "ran"
+
+    newborn = conceive(
+        ("touch", str(marker)), dict(os.environ), folder=tmp_path, output=tmp_path / "out", group=cgroups.Group(), lock=lock
+    )
+    newborn.send_away()
+
+    assert os.waitstatus_to_exitcode(os.waitpid(newborn.pid, 0)[1]) == EXIT_NOT_STARTED
+    assert not marker.exists()
+    os.close(newborn.report)
+    os.close(lock)
+
+
+@pytest.mark.parametrize(("demand", "runs"), [(CapGrade.ENFORCED, False), (CapGrade.SAMPLED, True)])
+def test_a_plan_that_demands_an_enforced_cap_is_refused_where_the_kernel_gives_none(tmp_path, demand, runs):
+    if os.getuid() != 0:
+        pytest.skip("hides the cgroups in a mount namespace")
+    paths = make_run(tmp_path, make_spec(python("print('ran')"), run_id="r1", demand=demand))
+    hide = "mount -t tmpfs none /sys/fs/cgroup && exec \"$@\""
+
+    with supervised(paths), living_shim(paths, before=("unshare", "--mount", "sh", "-c", hide, "sh")) as shim:
+        assert shim.wait(30) == 0
+
+    record = rundir.read_exit(paths, 1)
+    assert (output(paths) == "ran\n") is runs
+    assert record.evidence["cap"].startswith("absent: ")
+    assert (record.evidence.get("reason") == "preflight") is not runs
