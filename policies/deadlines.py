@@ -29,6 +29,8 @@ class EffectiveTime:
 
     now: datetime
     alarm: str | None
+    step_seconds: float = 0.0
+    """How far the wall clock was stepped, 0 within the tolerance."""
 
 
 def effective_time(*, anchor: ClockPair, reading: ClockPair, tolerance_seconds: float = CLOCK_TOLERANCE_SECONDS) -> EffectiveTime:
@@ -45,7 +47,7 @@ def effective_time(*, anchor: ClockPair, reading: ClockPair, tolerance_seconds: 
         return EffectiveTime(now=max(counted, reading.now), alarm=None)
     direction = "forward" if step_seconds > 0 else "back"
     text = f"the wall clock was stepped {direction} by {abs(step_seconds):.0f} s since this run recorded it; deadlines go by the boottime budget"
-    return EffectiveTime(now=counted, alarm=text)
+    return EffectiveTime(now=counted, alarm=text, step_seconds=step_seconds)
 
 
 def seconds_left(deadline_at: datetime, time: EffectiveTime) -> float:

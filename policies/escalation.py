@@ -61,7 +61,7 @@ def rung_at(*, asked_seconds_ago: float | None, grace_seconds: float, mode: Stop
     return max(reached)
 
 
-def seconds_until_kill(grace_seconds: float) -> float:
-    """From the first ask to the SIGKILL of a graceful stop: what a deadline has to leave."""
-    kill = next(step for step in GRACEFUL_LADDER if step.rung is Rung.KILL)
-    return kill.grace_share * grace_seconds + kill.plus_seconds
+def seconds_until_empty(grace_seconds: float) -> float:
+    """From the first ask to the moment by which even a killed tree should be gone: what a deadline has to leave."""
+    last = next(step for step in GRACEFUL_LADDER if step.rung is Rung.VERIFY_EMPTY)
+    return last.grace_share * grace_seconds + last.plus_seconds

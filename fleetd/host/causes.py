@@ -12,7 +12,7 @@ from datetime import datetime
 from fleetd.host.history import History
 from fleetd.host.sight import AttemptSight, HostSight
 from policies import deadlines, memory, stalls
-from policies.escalation import seconds_until_kill
+from policies.escalation import seconds_until_empty
 from policies.facts import Reason, RunKind, StopMode, Want
 
 PLAIN_GRACE_SHARE = 0.1
@@ -95,7 +95,7 @@ def grace_of(sight: HostSight, history: History) -> float:
 
 def stop_moment(sight: HostSight, history: History) -> datetime | None:
     """The last safe moment to ask: a whole ladder before the hard deadline."""
-    return None if sight.cutoff_at is None else deadlines.stop_at(sight.cutoff_at, seconds_until_kill(grace_of(sight, history)))
+    return None if sight.cutoff_at is None else deadlines.stop_at(sight.cutoff_at, seconds_until_empty(grace_of(sight, history)))
 
 
 def too_late(sight: HostSight, history: History) -> str | None:

@@ -50,9 +50,14 @@ def _attempt(sight: HostSight, attempt: AttemptSight, history: History) -> tuple
         # Without a record the lock is the only trace of a trainer: while it is held, something of this attempt lives.
         unstarted = attempt.exit is not None or (attempt.shim_is_alive is False and not sight.is_trainer_lock_held)
         return (*entering, *(_ended(sight, attempt, history) if unstarted else ()))
-    if attempt.standing is Standing.GONE or (attempt.is_dead and attempt.tree_count == 0 and not sight.is_trainer_lock_held):
+    if attempt.standing is Standing.GONE or _is_provably_over(sight, attempt):
         return (*entering, *_ended(sight, attempt, history))
     return entering
+
+
+def _is_provably_over(sight: HostSight, attempt: AttemptSight) -> bool:
+    """Somebody else has the recorded pid, nothing of the tree is left, and nobody holds the lock that the trainer inherited."""
+    return attempt.is_dead and attempt.tree_count == 0 and not sight.is_trainer_lock_held
 
 
 def _into_attempt(history: History) -> tuple[Action, ...]:
@@ -122,7 +127,7 @@ def _leftover(sight: HostSight, attempt: AttemptSight, history: History) -> tupl
 def _conclude(sight: HostSight, attempt: AttemptSight, history: History, record: ExitRecord) -> tuple[Action, ...]:
     facts = retries.ExitFacts(
         exit_code=record.exit_code, signal=record.signal, oom_kill_count=attempt.oom_kill_count, host_rebooted=attempt.host_rebooted,
-        forced=history.stop is not None and history.stop.forced,
+        forced=(history.stop is not None and history.stop.forced) or "killed_at" in record.evidence,
     )
     outcome = _never_ran(record) or retries.outcome_of_exit(facts, contract=sight.spec.contract, asked=_asked(sight, history, record))
     ending = EndAttempt(reason=outcome.reason, detail=outcome.detail)
@@ -222,7 +227,7 @@ def _alarm_changes(sight: HostSight, history: History) -> tuple[Action, ...]:
 def _alarms_due(sight: HostSight, history: History) -> dict[str, str]:
     due: dict[str, str] = {}
     if sight.time.alarm is not None:
-        due["clock"] = sight.time.alarm
+        due[f"clock {sight.time.step_seconds / 60:.0f} min"] = sight.time.alarm
     if history.stop is not None and history.stop.asked_again:
         due["stop"] = "the trainer did not end within its grace; it was asked again and is killed next"
     attempt = sight.attempt
@@ -232,7 +237,8 @@ def _alarms_due(sight: HostSight, history: History) -> dict[str, str]:
         elif (verdict := memory_verdict(sight)).line is not Line.NONE:
             due["memory"] = f"nothing is started: {verdict.text}"
         return due
-    if attempt.standing in (Standing.STRANGER, Standing.UNKNOWN) and attempt.unverified_seconds >= IDENTITY_PATIENCE_SECONDS:
+    is_foreign = attempt.standing in (Standing.STRANGER, Standing.UNKNOWN) and not _is_provably_over(sight, attempt)
+    if is_foreign and attempt.unverified_seconds >= (0.0 if attempt.is_dead else IDENTITY_PATIENCE_SECONDS):
         wish = " although a stop was ordered" if by_order(sight) else ""
         due["identity"] = f"cannot verify the trainer: {attempt.standing_text}; nothing is signalled{wish}"
     if attempt.standing is None and attempt.age_seconds >= LAUNCH_PATIENCE_SECONDS:

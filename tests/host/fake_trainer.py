@@ -6,6 +6,7 @@ usage: fake_trainer.py STEPS SECONDS_PER_STEP [option=value ...]
     ignore_term=1      SIGTERM changes nothing               eat_at=N:MIB   allocate MIB at step N
     save_seconds=S     a save takes S                        fork=N         N children that ignore SIGTERM
     hang_at=N          sleep for ever at step N              slow_exit=S    S seconds between SIGTERM and the exit
+    own_cutoff=S       stops by itself S seconds before FLEETD_TRAIN_CUTOFF
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ ASKED = False
 
 def say(**record: object) -> None:
     line = json.dumps({**record, "at": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")})
-    with open(RUN / "log.jsonl", "a", encoding="utf-8") as file:
-        file.write(line + "\n")
+    try:
+        with open(RUN / "log.jsonl", "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+    except OSError:
+        pass  # a full disk is no reason to stop training
 
 
 def save(step: int, seconds: float) -> None:
@@ -72,6 +76,7 @@ def main() -> int:
     resume = os.environ.get("FLEETD_RESUME", "")
     step = int(resume.rsplit("-", 1)[1]) if resume else 0
     say(event="start", step=step, steps=steps, resumed_from=resume or None, pid=os.getpid())
+    cutoff = datetime.fromisoformat(os.environ["FLEETD_TRAIN_CUTOFF"].replace("Z", "+00:00")).timestamp()
     hoard = []
     save(step, 0.0)
     while step < steps:
@@ -88,6 +93,10 @@ def main() -> int:
             time.sleep(600)
         if step % int(options.get("every", "10")) == 0:
             save(step, float(options.get("save_seconds", "0")))
+        if "own_cutoff" in options and time.time() > cutoff - float(options["own_cutoff"]):
+            save(step, 0.0)
+            say(event="stop", step=step, because="cutoff", skipped=[])
+            return 10
         if ASKED:
             time.sleep(float(options.get("slow_exit", "0")))
             save(step, float(options.get("save_seconds", "0")))

@@ -18,7 +18,7 @@ from policies.deadlines import (
     seconds_left,
     stop_at,
 )
-from policies.escalation import seconds_until_kill
+from policies.escalation import seconds_until_empty
 
 START = datetime(2026, 9, 16, 18, 0, tzinfo=timezone.utc)
 ANCHOR = ClockPair(now=START, boottime_seconds=100.0)
@@ -75,7 +75,7 @@ def test_more_rows_never_need_a_smaller_reserve(rows: int, speed: float, more: i
 def test_the_whole_ladder_fits_between_the_ask_and_the_cutoff() -> None:
     cutoff = cutoff_at(START + timedelta(hours=3), 7200.0)
     assert cutoff == START + timedelta(hours=1)
-    assert stop_at(cutoff, seconds_until_kill(40.0)) == cutoff - timedelta(seconds=51)
+    assert stop_at(cutoff, seconds_until_empty(40.0)) == cutoff - timedelta(seconds=52)
 
 
 @given(st.lists(st.floats(0, 100), max_size=5), st.lists(st.floats(0, 100), max_size=5))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.escalation import LADDERS, Rung, rung_at, seconds_until_kill
+from policies.escalation import LADDERS, Rung, rung_at, seconds_until_empty
 from policies.facts import StopMode
 
 seconds = st.floats(min_value=0, max_value=1e5)
@@ -47,4 +47,4 @@ def test_every_ladder_names_its_rungs_in_order_and_starts_at_once() -> None:
     for ladder in LADDERS.values():
         rungs = [step.rung for step in ladder]
         assert rungs == sorted(set(rungs)) and ladder[0].plus_seconds == 0 and ladder[0].grace_share == 0
-    assert seconds_until_kill(0.0) == 1.0
+    assert seconds_until_empty(0.0) == 2.0
