@@ -33,6 +33,8 @@ class FakeCoordinator:
         self.answers: dict[str, Body] = {}
         self.asked: list[Body] = []
         self.looks = 0
+        """How often the status was answered; `arrived` counts those that still wait, too."""
+        self.arrived = 0
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
 
@@ -67,6 +69,7 @@ class FakeCoordinator:
         assert self.looks >= count
 
     async def _status(self, _: Request) -> Response:
+        self.arrived += 1
         while not self.hold.is_set():
             await asyncio.sleep(0.02)
         if isinstance(self.status, str):
