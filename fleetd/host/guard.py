@@ -55,6 +55,8 @@ class SupervisorGuard:
         self._wait_seconds = LOCK_FREE_SECONDS
         self._free_seconds = self._stale_seconds = 0.0
         self._before_seconds: float | None = None
+        self._was_ended = False
+        """Set when this guard killed a silent supervisor: the next one starts as soon as the lock is free."""
 
     @property
     def fresh_beat(self) -> Heartbeat | None:
@@ -77,7 +79,7 @@ class SupervisorGuard:
         else:
             self._stale_seconds = 0.0
             self._free_seconds += elapsed_seconds
-            if self._free_seconds >= self._wait_seconds and self._may_start():
+            if (self._free_seconds >= self._wait_seconds or self._was_ended) and self._may_start():
                 self._start()
 
     def _listen(self, elapsed_seconds: float) -> None:
@@ -93,7 +95,7 @@ class SupervisorGuard:
             self._end_silent()
 
     def _end_silent(self) -> None:
-        """The lock is held but nothing beats: verify who it is, SIGKILL, and start another at the next tick."""
+        """The lock is held but nothing beats: verify who it is, SIGKILL it, and let another start as soon as its lock is free."""
         recorded = read_program(self.paths.supervisor)
         if recorded is None:
             logs.failed("supervisor_silent", because="it never recorded itself, so nobody can be verified")
@@ -105,12 +107,12 @@ class SupervisorGuard:
         with held:
             held.send(signal.SIGKILL)
         logs.changed("supervisor_ended", pid=recorded.identity.pid, because=f"no heartbeat for {HEARTBEAT_STALE_SECONDS:.0f} s")
-        self._free_seconds = self._wait_seconds
+        self._was_ended = True
 
     def _start(self) -> None:
         self.starts += 1
         self.fruitless_starts += 1
-        self._free_seconds = 0.0
+        self._free_seconds, self._was_ended = 0.0, False
         self._wait_seconds = min(2 * self._wait_seconds, START_WAIT_SECONDS_MAX)
         pid = start_supervisor(self.paths.root)
         self.pids.add(pid)
