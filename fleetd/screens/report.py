@@ -44,7 +44,7 @@ def render_html(found: dict[str, Any]) -> str:
     )
     environment.filters |= {
         "perplexity": _perplexity, "nats": _nats, "ratio": _ratio, "moment": _moment, "clock": _clock, "duration": show_duration, "size": words.size,
-        "count": _count, "short": _short,
+        "count": _count, "short": _short, "share_of_cap": _share_of_cap,
     }
     return environment.get_template(TEMPLATE).render(report=found, drawings=_drawings(found), keys=_keys(found))
 
@@ -93,6 +93,13 @@ def _count(value: Any) -> str:
     return words.ABSENT if value is None else f"{value:,}"
 
 
+def _share_of_cap(run: dict[str, Any]) -> str:
+    if run["host_peak_bytes"] is None or not run["host_cap_bytes"]:
+        return words.ABSENT
+    share = 100 * run["host_peak_bytes"] / run["host_cap_bytes"]
+    return f"{share:.0f} %" if share >= 1 else "under 1 %"
+
+
 def _short(digest: Any) -> str:
     return str(digest)[:12] if digest else words.ABSENT
 
@@ -112,7 +119,6 @@ def _write_text(path: Path, text: str) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=".tmp")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            os.fchmod(file.fileno(), 0o644)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -12,9 +12,11 @@ import math
 import re
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from fleetd.plan_units import show_duration
 from fleetd.screens.report_runs import moment
 from policies.facts import GIB, MIB
 
@@ -115,24 +117,27 @@ def memory_curves(runs: Sequence[dict[str, Any]], launched_at: datetime | None) 
     rows = math.ceil(len(drawn) / columns)
     with _DRAWING:
         figure, panels = _figure(height=0.5 + 1.85 * rows, rows=rows, columns=columns)
-        span = max((_minutes(at, start) for _, run in drawn for at in _moments(run)), default=1.0)
+        seen = [at for _, run in drawn for at in _moments(run)]
+        clock = time_axis(start, max(seen))
+        span = clock.place(max(seen))
         for place, axes in enumerate(panels):
             if place < len(drawn):
                 index, run = drawn[place]
-                _memory_panel(axes, run, start, style_of(index))
+                _memory_panel(axes, run, clock, style_of(index))
                 axes.set_xlim(0, span * 1.02)
-                axes.set_xlabel("minutes" if place >= len(drawn) - columns else "")
+                axes.set_xlabel(clock.unit if place >= len(drawn) - columns else "")
             else:
                 axes.set_visible(False)
         return _svg(figure, "memory", "Memory over time against the cap: " + ", ".join(run["candidate"] for _, run in drawn))
 
 
-def _memory_panel(axes: Any, run: dict[str, Any], start: datetime, style: dict[str, Any]) -> None:
+def _memory_panel(axes: Any, run: dict[str, Any], clock: TimeAxis, style: dict[str, Any]) -> None:
     cap = run.get("host_cap_bytes")
     scale, unit = (GIB, "GiB") if max([cap or 0, *(value or 0 for value in run["trace"]["host_bytes"])]) >= GIB else (MIB, "MiB")
-    minutes, used = _broken([_minutes(at, start) for at in _moments(run)], [None if v is None else v / scale for v in run["trace"]["host_bytes"]])
-    axes.fill_between(minutes, used, color=style["color"], alpha=0.16, linewidth=0)
-    axes.plot(minutes, used, color=style["color"], linewidth=1.5)
+    places, used = _broken(clock, _moments(run), [None if value is None else value / scale for value in run["trace"]["host_bytes"]])
+    axes.fill_between(places, used, color=style["color"], alpha=0.16, linewidth=0)
+    is_lone = sum(not math.isnan(value) for value in used) == 1
+    axes.plot(places, used, color=style["color"], linewidth=1.5, marker=style["marker"] if is_lone else None, markersize=5)
     top = max((value for value in used if not math.isnan(value)), default=0.0)
     if cap:
         axes.axhline(cap / scale, color=INK, linewidth=1.0, linestyle=(0, (4, 2)))
@@ -144,17 +149,17 @@ def _memory_panel(axes: Any, run: dict[str, Any], start: datetime, style: dict[s
     axes.set_title(unit, loc="right", color=MUTED, fontsize=TEXT_POINTS)
 
 
-def _broken(minutes: list[float], values: Sequence[float | None]) -> tuple[list[float], list[float]]:
+def _broken(clock: TimeAxis, moments: Sequence[datetime], values: Sequence[float | None]) -> tuple[list[float], list[float]]:
     """The curve with a gap wherever nobody looked for a while, or saw nothing."""
-    found_minutes: list[float] = []
+    places: list[float] = []
     found: list[float] = []
-    for at, value in zip(minutes, values, strict=True):
-        if found_minutes and (at - found_minutes[-1]) * 60 > GAP_SECONDS:
-            found_minutes.append(at)
+    for index, (at, value) in enumerate(zip(moments, values, strict=True)):
+        if index and (at - moments[index - 1]).total_seconds() > GAP_SECONDS:
+            places.append(clock.place(at))
             found.append(math.nan)
-        found_minutes.append(at)
+        places.append(clock.place(at))
         found.append(math.nan if value is None else value)
-    return found_minutes, found
+    return places, found
 
 
 def time_line(runs: Sequence[dict[str, Any]], marks: Sequence[tuple[str, datetime]], launched_at: datetime | None) -> str | None:
@@ -162,27 +167,29 @@ def time_line(runs: Sequence[dict[str, Any]], marks: Sequence[tuple[str, datetim
     drawn = [(index, run) for index, run in enumerate(runs) if run["trace"]["at"]]
     if not drawn or launched_at is None:
         return None
-    happened = max(_minutes(at, launched_at) for _, run in drawn for at in _moments(run))
-    inside = [(name, _minutes(at, launched_at)) for name, at in marks if _minutes(at, launched_at) <= happened * AXIS_STRETCH_MAX]
-    beyond = [(name, _minutes(at, launched_at)) for name, at in marks if _minutes(at, launched_at) > happened * AXIS_STRETCH_MAX]
-    span = max([happened, *(minutes for _, minutes in inside)]) * 1.04
+    happened_at = max(at for _, run in drawn for at in _moments(run))
+    edge = launched_at + (happened_at - launched_at) * AXIS_STRETCH_MAX
+    clock = time_axis(launched_at, max([happened_at, *(at for _, at in marks if at <= edge)]))
+    inside = [(name, clock.place(at)) for name, at in marks if at <= edge]
+    beyond = [f"{name} after {show_duration((at - launched_at).total_seconds())} →" for name, at in marks if at > edge]
+    span = max([clock.place(happened_at), *(place for _, place in inside)]) * 1.04
     with _DRAWING:
         figure, axes = _figure(height=1.05 + 0.34 * len(drawn))
         for place, (index, run) in enumerate(drawn):
-            _bars(axes, run, launched_at, place, style_of(index)["color"])
+            _bars(axes, run, clock, place, style_of(index)["color"])
         axes.set_yticks(range(len(drawn)), [run["candidate"] for _, run in drawn])
         axes.set_ylim(len(drawn) - 0.4, -0.6)
         axes.set_xlim(0, span)
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", length=0)
-        axes.set_xlabel("minutes since launch" + "".join(f"   ·   {name} at {minutes:,.0f} min →" for name, minutes in beyond))
+        axes.set_xlabel("   ·   ".join([f"{clock.unit} since launch", *beyond]))
         _name_marks(axes, inside, span)
         return _svg(figure, "time", "What each run did over time: " + ", ".join(run["candidate"] for _, run in drawn))
 
 
-def _bars(axes: Any, run: dict[str, Any], launched_at: datetime, place: int, colour: str) -> None:
+def _bars(axes: Any, run: dict[str, Any], clock: TimeAxis, place: int, colour: str) -> None:
     """One row of bars: full while running, light while starting or stopping, hatched while waiting to try again, a thin line at rest."""
-    for state, left, right in stretches([_minutes(each, launched_at) for each in _moments(run)], run["trace"]["state"]):
+    for state, left, right in stretches([clock.place(each) for each in _moments(run)], run["trace"]["state"]):
         width = right - left
         if state in ("running", "stopping", "starting"):
             axes.barh(place, width, left=left, height=0.5, color=colour, alpha=1.0 if state == "running" else 0.45, linewidth=0)
@@ -206,21 +213,21 @@ def stretches(at: Sequence[float], states: Sequence[str]) -> list[tuple[str, flo
 def joined(marks: Sequence[tuple[str, float]], nearness: float) -> list[tuple[str, float]]:
     """Marks in order of time; those nearer than that become one, with both names."""
     found: list[tuple[str, float]] = []
-    for name, minutes in sorted(marks, key=lambda mark: mark[1]):
-        if found and minutes - found[-1][1] < nearness:
+    for name, place in sorted(marks, key=lambda mark: mark[1]):
+        if found and place - found[-1][1] < nearness:
             found[-1] = (f"{found[-1][0]}, {name}", found[-1][1])
         else:
-            found.append((name, minutes))
+            found.append((name, place))
     return found
 
 
 def _name_marks(axes: Any, marks: Sequence[tuple[str, float]], span: float) -> None:
     """Lines across for freeze, opening, cutoff and deadline, named above; names that would meet go one line higher."""
     level_ends: list[float] = []
-    for name, minutes in joined(marks, span * 0.004):
-        axes.axvline(minutes, color=INK, linewidth=0.9, linestyle=(0, (2, 2)))
+    for name, place in joined(marks, span * 0.004):
+        axes.axvline(place, color=INK, linewidth=0.9, linestyle=(0, (2, 2)))
         width = len(name) * 0.0102 * span
-        left = min(max(minutes - width / 2, 0.0), span - width)
+        left = min(max(place - width / 2, 0.0), span - width)
         level = next((index for index, end in enumerate(level_ends) if left > end), len(level_ends))
         level_ends[level:level + 1] = [left + width * 1.12]
         axes.annotate(name, (left + width / 2, 1.0), xycoords=("data", "axes fraction"), xytext=(0, 4 + 11 * level), textcoords="offset points",
@@ -233,7 +240,7 @@ def perplexity_chart(families: dict[str, dict[str, float]], split: str) -> str |
     if not names:
         return None
     with _DRAWING:
-        figure, axes = _figure(height=0.95 + 0.42 * len(names))
+        figure, axes = _figure(height=0.85 + 0.52 * len(names))
         axes.set_xscale("log")
         for place, name in enumerate(names):
             values = {who: value for who, value in families[name].items() if value and value > 0}
@@ -241,7 +248,7 @@ def perplexity_chart(families: dict[str, dict[str, float]], split: str) -> str |
             for who, value in values.items():
                 _perplexity_point(axes, who, value, place)
         axes.set_yticks(range(len(names)), names)
-        axes.set_ylim(len(names) - 0.35, -0.75)
+        axes.set_ylim(len(names) - 0.4, -0.65)
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False, axis="y")
         every = [value for name in names for value in families[name].values() if value and value > 0]
@@ -261,8 +268,9 @@ def _perplexity_point(axes: Any, who: str, value: float, place: int) -> None:
     if who in looks:
         axes.plot([value], [place], linestyle="none", zorder=3, **looks[who])
         text = f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
-        axes.annotate(text, (value, place), xytext=(0, 8.5), textcoords="offset points", ha="center", color=INK if who == "selected" else MUTED,
-                      weight="bold" if who == "selected" else "normal", fontsize=TEXT_POINTS - 0.5)
+        above = who == "selected"
+        axes.annotate(text, (value, place), xytext=(0, 8 if above else -9), textcoords="offset points", ha="center", va="bottom" if above else "top",
+                      color=INK if above else MUTED, weight="bold" if above else "normal", fontsize=TEXT_POINTS - 0.5)
 
 
 def _moments(run: dict[str, Any]) -> list[datetime]:
@@ -270,8 +278,25 @@ def _moments(run: dict[str, Any]) -> list[datetime]:
     return [at for at in found if at is not None]
 
 
-def _minutes(at: datetime, start: datetime) -> float:
-    return (at - start).total_seconds() / 60.0
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeAxis:
+    """Time since `start` in a unit that suits what is shown."""
+
+    start: datetime
+    unit: str
+    unit_seconds: float
+
+    def place(self, at: datetime) -> float:
+        return (at - self.start).total_seconds() / self.unit_seconds
+
+
+def time_axis(start: datetime, end: datetime) -> TimeAxis:
+    seconds = (end - start).total_seconds()
+    unit, unit_seconds = next(((name, size) for name, size, most in _TIME_UNITS if seconds <= most), ("days", 86400.0))
+    return TimeAxis(start=start, unit=unit, unit_seconds=unit_seconds)
+
+
+_TIME_UNITS = (("seconds", 1.0, 180.0), ("minutes", 60.0, 3 * 3600.0), ("hours", 3600.0, 4 * 86400.0))
 
 
 def _trimmed(value: float) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from fleetd.paths import CampaignPaths
 from fleetd.plan_units import show_duration
 from fleetd.screens import words
-from fleetd.screens.document import Document, campaigns, runs_of
+from fleetd.screens.document import SETTLED_STATES, Document, campaigns, runs_of
 from fleetd.screens.document import number as shown_number
 from fleetd.screens.report_files import LedgerSight, Missing, group, number, read_ledger, record
 from fleetd.screens.report_runs import moment, run_facts
@@ -153,9 +153,12 @@ def _ratio(nats: dict[str, Any], above: str, below: str) -> float | None:
 
 def _times(campaign: Document, runs: Sequence[dict[str, Any]], ledger: LedgerSight | None) -> dict[str, Any]:
     """The moments of the campaign, and how much room was left at each line."""
-    training_ends = [each["at"] for run in runs if run["kind"] == "train" for each in run["attempts"] if moment(each["at"])]
+    trained = [run for run in runs if run["kind"] == "train"]
+    over = all(run["state"] in SETTLED_STATES for run in trained)
+    training_ends = [each["at"] for run in trained for each in run["attempts"] if moment(each["at"])] if over else []
     entries = ledger.entries if ledger else ()
-    ended = campaign.get("since") if campaign.get("stage") in OVER_STAGES else None
+    rests = campaign.get("stage") == "frozen" and all(run["state"] in SETTLED_STATES for run in runs)
+    ended = campaign.get("since") if rests or campaign.get("stage") in OVER_STAGES else None
     times: dict[str, Any] = {
         "launched_at": campaign.get("launched_at"), "training_ended_at": max(training_ends, default=None), "cutoff_at": campaign.get("cutoff_at"),
         "ended_at": ended, "deadline_at": campaign.get("deadline_at"),
@@ -256,6 +259,8 @@ def verdict(found: dict[str, Any]) -> dict[str, str]:
         last = results[-1]
         after, before = last["perplexity"].get("selected"), last["perplexity"].get("base")
         figures = f"perplexity {_ppl(after)}, the unchanged base {_ppl(before)}"
+        above = not_below_unigram(last)
+        figures += f"; not below the unigram model in {', '.join(above)}" if above else ""
         return {"word": "Done", "text": f"{chosen} was chosen, frozen, and judged on {last['split']}: {figures}"}
     if chosen and found["frozen"]:
         return {"word": "Frozen", "text": f"{chosen} was chosen and frozen; no reserved data has been judged"}
@@ -293,11 +298,16 @@ def headlines(found: dict[str, Any]) -> list[dict[str, str]]:
     return cards
 
 
+def not_below_unigram(result: dict[str, Any]) -> list[str]:
+    """Languages in which the selected model is no better than counting words."""
+    return [row["family"] for row in result["families"] if row["of_unigram"] is not None and row["of_unigram"] >= 1]
+
+
 def _against_unigram(result: dict[str, Any]) -> list[dict[str, str]]:
     ratios = {row["family"]: row["of_unigram"] for row in result["families"] if row["of_unigram"] is not None}
     if not ratios:
         return []
-    above = [family for family, ratio in ratios.items() if ratio >= 1]
+    above = not_below_unigram(result)
     low, high = min(ratios.values()), max(ratios.values())
     note = f"not below in {', '.join(above)}" if above else f"below the unigram model in all {len(ratios)} languages"
     value = f"{low:.2f} to {high:.2f} ×" if f"{low:.2f}" != f"{high:.2f}" else f"{low:.2f} ×"

@@ -15,6 +15,7 @@ from policies.facts import parse_moment
 POINTS_MAX = 2_000
 """Of a curve in report.json and in the drawing; longer ones are thinned, which the report says."""
 STORY_MAX = 200
+FINISH_WORDS = {"steps": "all steps done", "patience": "no improvement for as many validations as patience allows"}
 STORY_EVENTS = frozenset({"start", "resume", "stop", "finish", "refuse", "failed"})
 
 
@@ -149,7 +150,7 @@ def _lineage_words(line: dict[str, Any]) -> str:
         "start": "started" + (f" at step {step}" if step else ""),
         "resume": f"resumed at step {step} from checkpoint {digest}",
         "stop": f"stopped at step {step}: {because}" + (f"; left out: {skipped}" if skipped else ""),
-        "finish": f"finished at step {step}: {because}" if step is not None else "finished",
+        "finish": f"finished at step {step}: {FINISH_WORDS.get(str(because), because)}" if step is not None else "finished",
         "refuse": f"refused {line.get('name')}: {because}",
         "failed": f"failed at step {step}: {because}",
     }

@@ -169,7 +169,7 @@ def test_stops_and_resumes_are_told_with_exit_codes_and_digests_in_order(finishe
         f"resumed at step {STOPPED_AT} from checkpoint {digest_of('checkpoint', 'fast', STOPPED_AT)[:12]}",
         "attempt 2 ended: killed by SIGKILL (seen by shim), signal",
         f"resumed at step {SAVED_AT} from checkpoint {digest_of('checkpoint', 'fast', SAVED_AT)[:12]}",
-        f"finished at step {STEPS}: steps", "attempt 3 ended: exit 0 (seen by shim)",
+        f"finished at step {STEPS}: all steps done", "attempt 3 ended: exit 0 (seen by shim)",
     ]
     for text in story:
         assert text in page.text
@@ -311,6 +311,7 @@ def test_a_model_that_is_worse_than_counting_words_is_not_hidden(tmp_path: Path)
     page, report = reported_without_curves(paths, document)
     card = next(card for card in report["headlines"] if card["label"] == "of the unigram model's")
     assert card["note"] == "not below in ja"
+    assert report["verdict"]["text"].endswith("; not below the unigram model in ja")
     assert page.row("ja")[4] == "1.11 × not below"
 
 
