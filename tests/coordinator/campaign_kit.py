@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import itertools
 import json
+import os
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,6 +39,7 @@ NOW = datetime(2026, 9, 16, 18, 59, 10, tzinfo=timezone.utc)
 ACT = Act(actor="user:tester", at=NOW, code_digest="c0de")
 HOST = "gx10"
 CAMPAIGN = "20260916T185910Z-small"
+GONE = 9
 
 
 def write_shards(folder: Path, counts: dict[str, int], *, shards: int = 1) -> None:
@@ -185,3 +190,32 @@ def flip_byte(path: Path, offset: int | None = None) -> None:
     place = len(data) // 2 if offset is None else offset
     data[place] = data[place] ^ 1
     path.write_bytes(data)
+
+
+def dies_at(change: int, job: Callable[[], object]) -> bool:
+    """Run `job` in a process of its own that is gone, without any cleaning up, at its n-th change on the disk. Whether it came to that."""
+    child = os.fork()
+    if child == 0:
+        changes = itertools.count()
+        for name in ("link", "fsync", "write", "ftruncate", "replace", "rename", "unlink", "mkdir"):
+            setattr(os, name, _tripping(getattr(os, name), changes, change))
+        try:
+            job()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == GONE
+
+
+def _tripping(original: Callable[..., object], changes: Iterator[int], last: int) -> Callable[..., object]:
+    def step(*arguments: Any, **named: Any) -> object:
+        if next(changes) == last:
+            os._exit(GONE)
+        return original(*arguments, **named)
+    return step
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder but locks and temporaries."""
+    found = (path for path in folder.rglob("*") if path.is_file())
+    names = {path.relative_to(folder).as_posix(): path for path in found}
+    return {name: path.read_bytes() for name, path in sorted(names.items()) if not any(part.startswith(".") for part in name.split("/"))}

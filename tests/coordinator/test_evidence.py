@@ -124,6 +124,15 @@ def test_a_forger_who_changes_both_copies_is_given_away_by_what_the_host_reporte
     assert told in because(record, "second")
 
 
+def test_a_forged_copy_of_a_silent_host_is_given_away_by_what_the_host_reported(campaign: SmallCampaign, pair: tuple[Run, Run]) -> None:
+    campaign.select()  # brings the checkpoints
+    told = pair[0].validated[1].sha256
+    rewrite(places(campaign, pair[0])[0], lambda rows: [row.replace(b'"label":null', b'"label":0') for row in rows])
+    record = campaign.select({})
+    assert record["candidate"] is None  # of the second candidate's checkpoints no copy was ever made
+    assert told in because(record, "best")
+
+
 def test_a_claim_that_differs_from_its_rows_refuses_the_candidate(campaign: SmallCampaign, pair: tuple[Run, Run]) -> None:
     meta = json.loads((places(campaign, pair[0])[0] / f"{STEP}.meta.json").read_text())
     forge(campaign, pair[0], lambda rows: rows, claim={**meta["claim"], "value": meta["claim"]["value"] * (1 - 1e-6)})

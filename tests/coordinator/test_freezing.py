@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterator
 
 import pytest
 from campaign_kit import ACT, CAMPAIGN, SmallCampaign, flip_byte, later
@@ -16,8 +13,6 @@ from fleetd.coordinator.ledger import read_ledger
 from fleetd.coordinator.pipeline import freeze_campaign, select_campaign
 from policies.errors import CheckpointDamaged, DataDamaged, ExplainedError, FreezeRefused, LedgerDamaged, RequestRefused
 from policies.freeze import FROZEN, frozen_digest
-
-KILLED = 9
 
 
 @pytest.fixture
@@ -130,41 +125,6 @@ def test_a_damaged_ledger_stops_the_choice_and_the_freeze(selected: SmallCampaig
 def test_an_unknown_criterion_is_refused(campaign: SmallCampaign) -> None:
     with pytest.raises(RequestRefused):
         select_campaign(campaign.paths, CAMPAIGN, SelectionTerms(criterion="accuracy"), (), {}, ACT)
-
-
-def _killed_at(call_count: int, job: Callable[[], object]) -> bool:
-    """Run `job` in a process of its own that dies, without any cleaning up, at its n-th change on the disk. Whether it died."""
-    child = os.fork()
-    if child == 0:
-        calls = itertools.count()
-        for name in ("link", "fsync", "write", "ftruncate"):
-            setattr(os, name, _tripping(getattr(os, name), calls, call_count))
-        try:
-            job()
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == KILLED
-
-
-def _tripping(original: Callable[..., object], calls: Iterator[int], call_count: int) -> Callable[..., object]:
-    def step(*arguments: object) -> object:
-        if next(calls) == call_count:
-            os._exit(KILLED)
-        return original(*arguments)
-    return step
-
-
-def test_a_freeze_that_is_killed_at_any_write_ends_the_same_when_it_runs_again(selected: SmallCampaign) -> None:
-    reference = freeze_campaign(selected.paths, CAMPAIGN, ACT)
-    registered = selected.paths.ledger.read_bytes().splitlines(keepends=True)[0]
-    deaths = 0
-    for call_count in range(10):
-        selected.paths.frozen.unlink(missing_ok=True)
-        selected.paths.ledger.write_bytes(registered)
-        deaths += _killed_at(call_count, lambda: freeze_campaign(selected.paths, CAMPAIGN, ACT))
-        assert freeze_campaign(selected.paths, CAMPAIGN, ACT) == reference
-        assert [body["frozen_sha256"] for body in freezes(selected)] == [frozen_digest(reference)]
-    assert 5 <= deaths < 10  # every write was hit, and the last tries ran through
 
 
 def test_a_store_that_was_wiped_is_filled_again_from_the_hosts(selected: SmallCampaign) -> None:

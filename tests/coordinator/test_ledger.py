@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
 from campaign_kit import ACT, flip_byte
 
-from fleetd.coordinator.ledger import GENESIS, LedgerEntry, enter, read_ledger
+from fleetd.coordinator.ledger import GENESIS, Ledger, LedgerEntry, enter, read_ledger
 from policies.errors import FreezeRefused, LedgerDamaged, RequestRefused
 from policies.freeze import TORN
 
@@ -113,10 +114,14 @@ def test_what_stands_already_is_given_back_and_a_refusal_adds_nothing(ledger: Pa
 def test_many_writers_at_once_leave_one_chain_and_one_first_entry(quick_path: Path) -> None:
     path = quick_path / "ledger.jsonl"
 
+    def slowly(found: Ledger) -> LedgerEntry | None:
+        time.sleep(0.002)  # long enough for the others to come in between, if nothing kept them out
+        return found.first("frozen")
+
     def write(number: int) -> None:
         for turn in range(5):
             enter(path, "opened", {"number": number, "turn": turn}, ACT)
-        enter(path, "frozen", {"number": number}, ACT, unless=lambda found: found.first("frozen"))
+        enter(path, "frozen", {"number": number}, ACT, unless=slowly)
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(6)]
     for thread in threads:
