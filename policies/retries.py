@@ -94,7 +94,7 @@ def outcome_of_exit(facts: ExitFacts, *, contract: bool, asked: Reason | None) -
         return Outcome(state=RunState.FAILED, reason=reason, detail=text)
     if asked is not None:
         return _outcome_when_asked(facts, asked, how)
-    if facts.host_rebooted:
+    if facts.host_rebooted and facts.exit_code is None and facts.signal is None:
         return Outcome(state=RunState.BACKOFF, reason=Reason.HOST_REBOOTED, detail="the host was rebooted")
     if facts.exit_code == TrainerExit.FINISHED:
         return Outcome(state=RunState.FINISHED, reason=None, detail="exit 0")

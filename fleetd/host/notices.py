@@ -125,10 +125,11 @@ def signal_notices(reports: tuple[SignalReport, ...], purpose: str) -> list[dict
     return bodies
 
 
-def observation_of(sight: HostSight, history: History, watch: AttemptWatch | None, *, health: str) -> Observation:
+def observation_of(sight: HostSight, history: History, watch: AttemptWatch | None, *, health: str, faults: tuple[str, ...] = ()) -> Observation:
+    """What the coordinator shows of this run. Alarms: those of the run, then what this host can't read or write."""
     progress, attempt = history.progress, sight.attempt
     newest = max(history.checkpoints, key=lambda seen: seen.step, default=None)
-    alarms = tuple(history.alarms.values())
+    alarms = (*history.alarms.values(), *faults)
     if health != "ok":
         alarms = (*alarms, f"the supervisor's journal is {health}")
     record = watch.record.value if watch is not None and attempt is not None else None

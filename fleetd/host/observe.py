@@ -193,12 +193,23 @@ class Observer:
         self.watch: AttemptWatch | None = None
         self.memory = MemoryLook()
         self.lock_held_since_seconds: float | None = None
+        self._is_watching = False
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """Orders that can't be read: the last good ones are obeyed."""
+        return tuple(f"an order can't be read, the last good one is obeyed: {each.fault}" for each in (self.want, self.cutoff) if each.fault)
 
     def begin(self, number: int, seconds: float, shim_pid: int | None) -> None:
         """Watch this attempt from now on. `shim_pid` is None for one that another supervisor started."""
         if self.watch is not None:
             self.watch.close()
         self.watch = AttemptWatch(self.paths, number, seconds, shim_pid)
+        self._is_watching = True
+
+    def rest(self) -> None:
+        """The attempt is over: its processes are no reason to wake up any more."""
+        self._is_watching = False
 
     def look(self, moment: Moment, time: EffectiveTime, history: History, *, silent_since_seconds: float, is_durable: bool) -> HostSight:
         seconds = moment.boottime_seconds
@@ -213,7 +224,7 @@ class Observer:
             lock_held_seconds=0.0 if self.lock_held_since_seconds is None else seconds - self.lock_held_since_seconds,
         )
 
-    def rescan(self, seconds: float) -> None:
+    def rescan(self) -> None:
         """Look for members of the tree at the next tick, whatever the clock says."""
         if self.watch is not None:
             self.watch.scanned_seconds = None
@@ -221,7 +232,7 @@ class Observer:
     def wait(self, seconds: float) -> None:
         """Sleep, but wake at once when the trainer or the shim ends."""
         poll = select.poll()
-        watched = () if self.watch is None else (self.watch.leader, self.watch.shim)
+        watched = (self.watch.leader, self.watch.shim) if self.watch is not None and self._is_watching else ()
         for held in watched:
             if held.grip is not None and not held.is_dead:
                 poll.register(held.grip.fileno(), select.POLLIN)

@@ -21,6 +21,7 @@ from fleetd.host import cgroups, launch, rundir, tree
 from fleetd.host.causes import stop_moment
 from fleetd.host.decide import decide
 from fleetd.host.exits import reap_children, record_of
+from fleetd.host.follow import Follower
 from fleetd.host.history import (
     Action,
     Alarm,
@@ -32,7 +33,6 @@ from fleetd.host.history import (
     KillTree,
     Move,
     RecordExit,
-    SeenCheckpoint,
     StartAttempt,
     after_action,
     attempt_started,
@@ -40,7 +40,6 @@ from fleetd.host.history import (
 from fleetd.host.notices import Looks, Spool, observation_of, signal_notices
 from fleetd.host.observe import Observer
 from fleetd.host.processes import boot_id, set_child_subreaper
-from fleetd.host.progress import after_record, finite, whole
 from fleetd.host.sight import HostSight
 from fleetd.model import RunSpec
 from fleetd.paths import RunPaths
@@ -56,11 +55,11 @@ TICK_ENDING_SECONDS = 0.05
 """Between the death of a trainer and the record of its exit."""
 TICK_STUCK_SECONDS = 5.0
 TICK_MIN_SECONDS = 0.02
+FAULTY_TICKS_MAX = 30
+"""So many failed looks in a row, and another supervisor may try from the beginning."""
 LAUNCH_FAST_SECONDS = 10.0
 ENDING_FAST_SECONDS = 5.0
-LOG_READS_PER_TICK_MAX = 64
 CLOCK_RECORD_SECONDS = 60.0
-CHECKPOINTS_REMEMBERED_MAX = 50
 
 
 class Supervisor:
@@ -68,17 +67,26 @@ class Supervisor:
         self.paths, self.spec = paths, spec
         self.spool, self.looks, self.observer = Spool(paths), Looks(paths), Observer(paths, spec)
         self.history = self.spool.load()
-        self.log = rundir.LogTail(paths.log, self.history.log_offset)
-        self.log_grew_seconds = clock.boottime_seconds()
-        self.checkpoints_mark: int | None = None
+        self.follower = Follower(paths, self.history.log_offset, clock.boottime_seconds())
         self.own_status: int | None = None
+        self.start_refused = ""
         self.is_done = False
 
     def run(self) -> None:
         """Watch until the run is settled and every notice is on disk."""
         self._resume(clock.read())
+        faults = 0
         while not self.is_done:
-            sight = self.tick(clock.read())
+            try:
+                sight = self.tick(clock.read())
+            except OSError as fault:  # out of descriptors, a disk that fails: the trainer must not lose its watch for it
+                faults += 1
+                logs.failed("tick_failed", count=faults, because=repr(fault))
+                if faults >= FAULTY_TICKS_MAX:
+                    raise
+                self.observer.wait(TICK_SECONDS)
+                continue
+            faults = 0
             self.observer.wait(0.0 if self.is_done else self._pause_seconds(sight))
 
     def tick(self, moment: Moment) -> HostSight:
@@ -88,7 +96,7 @@ class Supervisor:
         self.spool.tend()
         self._reap()
         sight = self.observer.look(
-            moment, time, self.history, silent_since_seconds=self.log_grew_seconds, is_durable=self.spool.journal.is_durable,
+            moment, time, self.history, silent_since_seconds=self.follower.log_grew_seconds, is_durable=self.spool.journal.is_durable,
         )
         self._remember(sight, true_moment)
         self._act(decide(sight, self.history), sight, true_moment)
@@ -130,8 +138,7 @@ class Supervisor:
             self.history = replace(history, leader_gone_seconds=sight.boottime_seconds)
         if attempt is not None and attempt.standing is not None:
             self._announce(sight, moment)
-        self._read_log(moment)
-        self._look_for_checkpoints(moment)
+        self.history = self.follower.follow(self.history, moment, self.spool.tell)
         seen_at = self.history.clock_seen_at
         if seen_at is None or (moment.now - seen_at).total_seconds() >= CLOCK_RECORD_SECONDS:
             self.history = replace(self.history, clock_seen_at=moment.now)
@@ -152,40 +159,6 @@ class Supervisor:
         if watch.is_adopted and attempt.standing is Standing.VERIFIED:
             watch.is_adopted = False
             self.spool.tell(moment, "adopted", supervisor_pid=os.getpid(), trainer_pid=record.identity.pid, verified=attempt.standing_text)
-
-    def _read_log(self, moment: Moment) -> None:
-        for _ in range(LOG_READS_PER_TICK_MAX):
-            before = self.log.offset
-            records = self.log.read()
-            if self.log.offset == before:
-                return
-            self.log_grew_seconds = moment.boottime_seconds
-            progress = self.history.progress
-            for record in records:
-                progress = after_record(progress, record, read_at=moment.now)
-                if record.get("event") == "validation" and record.get("phase") == "end" and whole(record.get("step")) is not None:
-                    self.spool.tell(
-                        moment, "validation", step=whole(record["step"]), value=finite(record.get("value")), rows=whole(record.get("rows")),
-                        seconds=finite(record.get("seconds")), sha256=str(record.get("sha256", "")),
-                    )
-            self.history = replace(self.history, progress=progress, log_offset=self.log.offset)
-
-    def _look_for_checkpoints(self, moment: Moment) -> None:
-        """The folder's time changes when a checkpoint appears under its name, or goes."""
-        try:
-            mark = os.stat(self.paths.checkpoints).st_mtime_ns
-        except OSError:
-            return
-        if mark == self.checkpoints_mark:
-            return
-        self.checkpoints_mark = mark
-        claims = rundir.newest_checkpoints(self.paths)[:CHECKPOINTS_REMEMBERED_MAX]
-        known = {(seen.step, seen.digest) for seen in self.history.checkpoints}
-        for claim in reversed(claims):
-            if (claim.step, claim.digest) not in known:
-                self.spool.tell(moment, "checkpoint", step=claim.step, digest=claim.digest, bytes=claim.bytes)
-        found = tuple(SeenCheckpoint(step=claim.step, digest=claim.digest, at=claim.at) for claim in claims)
-        self.history = replace(self.history, checkpoints=found)
 
     def _act(self, actions: tuple[Action, ...], sight: HostSight, moment: Moment) -> None:
         """Signals first, then one write for all of it, then the start that rests on that write."""
@@ -227,7 +200,7 @@ class Supervisor:
             reports, purpose = tree.signal_group(members, signal.SIGTERM, signal.SIGCONT), f"ask: {action.because}"
         else:
             reports, purpose = tree.signal_one(record.identity, signal.SIGTERM, signal.SIGCONT), f"ask: {action.because}"
-        self.observer.rescan(moment.boottime_seconds)
+        self.observer.rescan()
         for body in signal_notices(reports, purpose):
             self.spool.tell(moment, "signal", **body)
 
@@ -256,6 +229,7 @@ class Supervisor:
             body = {"attempt": sight.attempt.number, "exit": sight.attempt.exit, "reason": action.reason, "detail": action.detail}
             self.spool.tell(moment, "attempt_ended", **body)
             self._tidy(sight)
+            self.observer.rest()
         elif isinstance(action, Alarm):
             self.spool.tell(moment, "alarm", text=action.text)
 
@@ -284,16 +258,20 @@ class Supervisor:
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/",
                 )
         except OSError as fault:
-            logs.failed("start_refused", because=fault)
+            if self.start_refused != str(fault):
+                logs.failed("start_refused", because=fault)
+            self.start_refused = str(fault)
             return
+        self.start_refused = ""
         self.observer.begin(number, moment.boottime_seconds, shim.pid)
         shim.returncode = 0  # it is reaped by number together with the orphans, never through this object
-        self.log_grew_seconds = moment.boottime_seconds
+        self.follower.log_grew_seconds = moment.boottime_seconds
         logs.changed("attempt_created", attempt=number, shim=shim.pid, because=action.because)
 
     def _show(self, sight: HostSight) -> None:
         self.looks.beat(sight, self.history)
-        self.looks.observe(observation_of(sight, self.history, self.observer.watch, health=self.spool.journal.health))
+        health, faults = self.spool.journal.health, self.observer.faults
+        self.looks.observe(observation_of(sight, self.history, self.observer.watch, health=health, faults=faults))
         self.looks.trace(sight, self.history)
 
     def _pause_seconds(self, sight: HostSight) -> float:
@@ -309,6 +287,8 @@ class Supervisor:
             is_launching = history.state is RunState.STARTING and attempt.age_seconds < LAUNCH_FAST_SECONDS
             if is_launching or history.stop is not None or self._is_near_cap(sight):
                 seconds = TICK_FAST_SECONDS
+        elif self.start_refused:
+            return TICK_SECONDS
         elif history.state in (RunState.STARTING, RunState.FINISHED, RunState.FAILED, RunState.STOPPED):
             return TICK_FAST_SECONDS
         due = [moment for moment in (stop_moment(sight, history), sight.cutoff_at, history.next_attempt_at) if moment is not None]

@@ -120,6 +120,12 @@ class HostRun:
             held.send(signal.SIGKILL)
             wait_for(held.exited, 10, lambda: "it survives")
 
+    def kill_trainer(self, attempt: int = 1) -> None:
+        record = rundir.read_attempt(self.paths, attempt)
+        assert record is not None
+        assert not tree.kill_tree(record.token, record.session, record.cgroup, record.identity).remaining
+        assert cgroups.remove(cgroups.decode_group(record.cgroup))
+
     def clean(self) -> None:
         """End whatever of this run still lives: supervisor first, then shims, then the trees."""
         for path in (self.paths.supervisor, self.paths.shim, self.paths.supervisor):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,11 @@ from host_runs import HostRun, is_alive, spec_for, wait_for
 from fleetd.host.processes import can_read_exit_by_pidfd
 from fleetd.model import RestartTerms
 from policies.facts import Reason, RunState, SignalTarget, StopMode, Want
+
+
+def cpu_seconds(pid: int) -> float:
+    with open(f"/proc/{pid}/schedstat", encoding="ascii") as file:
+        return int(file.read().split()[0]) / 1e9
 
 
 @pytest.fixture
@@ -62,6 +69,10 @@ def test_a_used_up_restart_budget_holds_the_run_until_a_person_wakes_it(start: C
     run = start("50", "0.02", "crash_always=3", restarts=RestartTerms(restarts_max=2, first_seconds=0.1, ceiling_seconds=0.2))
     held = run.wait_state(RunState.HELD)
     assert (held.attempt, held.reason, held.restarts_used) == (3, Reason.EXIT_NONZERO, 2) and "budget used up" in held.detail
+    assert held.supervisor_pid is not None
+    before = cpu_seconds(held.supervisor_pid)
+    time.sleep(1.5)
+    assert cpu_seconds(held.supervisor_pid) - before < 0.5, "waiting costs nothing"
 
     run.order(2, Want.RUN)
     run.wait(lambda seen: seen.attempt > 3)
@@ -212,3 +223,23 @@ def test_an_exit_that_nobody_saw_is_called_unobserved_and_tried_again(start: Cal
     ended = run.notices("attempt_ended")[0]["body"]
     assert (ended["exit"]["observed_by"], ended["exit"]["exit_code"], ended["exit"]["signal"]) == ("nobody", None, None)
     assert ended["reason"] == "unobserved" and (seen.state, seen.attempt) == (RunState.FINISHED, 2)
+
+
+def test_after_a_reboot_the_attempt_is_over_and_the_run_goes_on_from_its_checkpoint(start: Callable[..., HostRun]) -> None:
+    run = start("40", "0.05", "every=5")
+    pid = run.wait_step(12).pid
+    assert pid is not None
+    run.kill_program(run.paths.supervisor)
+    run.kill_program(run.paths.shim)
+    run.kill_trainer()
+    for path in (run.paths.attempt(1).record, run.paths.shim):  # as if all of it had been recorded before this boot
+        record = json.loads(path.read_text())
+        record["identity"]["boot_id"] = "00000000-0000-0000-0000-000000000000"
+        path.write_text(json.dumps(record))
+    run.supervise()
+
+    seen = run.settle()
+
+    assert (seen.state, seen.attempt) == (RunState.FINISHED, 2)
+    assert run.notices("attempt_ended")[0]["body"]["reason"] == "host_rebooted"
+    assert run.notices("attempt_started")[1]["body"]["resume_step"] >= 10

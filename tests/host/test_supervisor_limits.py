@@ -214,4 +214,4 @@ def test_a_supervisor_is_small_and_idle(start: Callable[..., HostRun]) -> None:
     pid = run.wait_step(10).supervisor_pid
     with open(f"/proc/{pid}/status", encoding="ascii") as file:
         rss_kib = next(int(line.split()[1]) for line in file if line.startswith("VmRSS"))
-    assert rss_kib < 40 * 1024 and os.path.exists(run.paths.trace)
+    assert rss_kib < 32 * 1024 and os.path.exists(run.paths.trace)

@@ -66,6 +66,11 @@ def test_a_plain_commands_exit_codes_have_no_meaning_of_ours() -> None:
         assert (outcome.state, outcome.reason) == (RunState.BACKOFF, Reason.EXIT_NONZERO)
 
 
+def test_a_reboot_explains_an_unseen_exit_and_nothing_that_was_seen_before_it() -> None:
+    assert outcome_of_exit(ExitFacts(exit_code=None, signal=None, host_rebooted=True), contract=True, asked=None).reason is Reason.HOST_REBOOTED
+    assert outcome_of_exit(ExitFacts(exit_code=0, signal=None, host_rebooted=True), contract=True, asked=None).state is RunState.FINISHED
+
+
 def test_a_forced_stop_says_so_and_an_unseen_exit_is_never_called_zero_or_killed() -> None:
     forced = outcome_of_exit(ExitFacts(exit_code=None, signal=9, forced=True), contract=True, asked=Reason.USER)
     assert "force was needed" in forced.detail and "SIGKILL" in forced.detail

@@ -1,0 +1,75 @@
+"""What the trainer leaves behind while it works, followed as it grows: its log and its checkpoints.
+
+Both are read into the supervisor's memory together with the offset read up to, so that each validation and each checkpoint is told
+exactly once, whoever watches.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from fleetd.clock import Moment
+from fleetd.host import rundir
+from fleetd.host.history import History, SeenCheckpoint
+from fleetd.host.progress import after_record, finite, whole
+from fleetd.paths import RunPaths
+
+LOG_READS_PER_TICK_MAX = 64
+CHECKPOINTS_REMEMBERED_MAX = 50
+
+Tell = Callable[..., None]
+"""`tell(moment, kind, **body)`: one notice."""
+
+
+class Follower:
+    def __init__(self, paths: RunPaths, offset: int, seconds: float) -> None:
+        self.paths = paths
+        self.log = rundir.LogTail(paths.log, offset)
+        self.log_grew_seconds = seconds
+        """Boottime at which the log was last seen to grow, or an attempt began."""
+        self._checkpoints_mark: int | None = None
+
+    def follow(self, history: History, moment: Moment, tell: Tell) -> History:
+        """The memory after what is new on disk; every validation and checkpoint in it is told."""
+        return self._checkpoints(self._records(history, moment, tell), moment, tell)
+
+    def _records(self, history: History, moment: Moment, tell: Tell) -> History:
+        for _ in range(LOG_READS_PER_TICK_MAX):
+            before = self.log.offset
+            records = self.log.read()
+            if self.log.offset == before:
+                break
+            self.log_grew_seconds = moment.boottime_seconds
+            progress = history.progress
+            for record in records:
+                progress = after_record(progress, record, read_at=moment.now)
+                if record.get("event") == "validation" and record.get("phase") == "end" and whole(record.get("step")) is not None:
+                    tell(moment, "validation", **_validation(record))
+            history = replace(history, progress=progress, log_offset=self.log.offset)
+        return history
+
+    def _checkpoints(self, history: History, moment: Moment, tell: Tell) -> History:
+        """The folder's time changes when a checkpoint appears under its name, or goes."""
+        try:
+            mark = os.stat(self.paths.checkpoints).st_mtime_ns
+        except OSError:
+            return history
+        if mark == self._checkpoints_mark:
+            return history
+        self._checkpoints_mark = mark
+        claims = rundir.newest_checkpoints(self.paths)[:CHECKPOINTS_REMEMBERED_MAX]
+        known = {(seen.step, seen.digest) for seen in history.checkpoints}
+        for claim in reversed(claims):
+            if (claim.step, claim.digest) not in known:
+                tell(moment, "checkpoint", step=claim.step, digest=claim.digest, bytes=claim.bytes)
+        return replace(history, checkpoints=tuple(SeenCheckpoint(step=claim.step, digest=claim.digest, at=claim.at) for claim in claims))
+
+
+def _validation(record: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "step": whole(record["step"]), "value": finite(record.get("value")), "rows": whole(record.get("rows")),
+        "seconds": finite(record.get("seconds")), "sha256": str(record.get("sha256", "")),
+    }
