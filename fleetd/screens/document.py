@@ -119,6 +119,11 @@ def is_over(document: Document, campaign: Document) -> bool:
     return campaign.get("stage") == "frozen" and bool(campaign.get("report")) and not at_work
 
 
+def is_closed(document: Document, campaign: Document) -> bool:
+    """Whether a campaign is over for good. A stopped one may be resumed, and its deadline still counts."""
+    return campaign.get("stage") != "stopped" and is_over(document, campaign)
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """What a person named: exactly one run or one campaign."""

@@ -14,7 +14,7 @@ from fleetd.screens.document import (
     ATTENTION_STATES,
     Document,
     campaigns,
-    is_over,
+    is_closed,
     is_settled,
     moment_of,
     number,
@@ -51,9 +51,9 @@ def status_lines(document: Document, *, width: int) -> list[Line]:
 
 
 def shown_whole(document: Document) -> list[Document]:
-    """The campaigns at work, or the newest when none is."""
+    """The campaigns at work or stopped, or the newest when there is none."""
     found = sorted(campaigns(document), key=lambda each: str(each["campaign_id"]))
-    return [each for each in found if not is_over(document, each)] or found[-1:]
+    return [each for each in found if not is_closed(document, each)] or found[-1:]
 
 
 def verdict_lines(document: Document, *, width: int) -> list[Line]:
@@ -71,7 +71,7 @@ def verdict_parts(document: Document) -> list[Line]:
     else:
         since = f", for {elapsed(document, verdict['since'])}" if verdict.get("since") else ""
         parts = [line(first, Span(f": {text or words.UNKNOWN}", Tone.STRONG), since)]
-    at_work = [campaign for campaign in campaigns(document) if not is_over(document, campaign)]
+    at_work = [campaign for campaign in campaigns(document) if not is_closed(document, campaign)]
     for key, name in (("seconds_to_deadline", "deadline"), ("seconds_to_last_safe_stop", "last safe stop")):
         times = [seconds for campaign in at_work if (seconds := number(campaign.get(key))) is not None]
         if times:
@@ -93,7 +93,7 @@ def campaign_header(document: Document, campaign: Document, *, width: int) -> li
     """Name and id; stage and since when; deadline and cutoff."""
     now = moment_of(document)
     parts = [line(_stage_span(campaign), quiet(f" for {elapsed(document, campaign.get('since'))}"))]
-    if not is_over(document, campaign):
+    if not is_closed(document, campaign):
         parts.append(line(f"deadline {words.moment(campaign.get('deadline_at'), now)}, {words.until(number(campaign.get('seconds_to_deadline')))}"))
         parts.append(line(f"training cutoff {words.moment(campaign.get('cutoff_at'), now)}"))
     if detail := words.one_line(campaign.get("detail") or ""):
@@ -163,8 +163,8 @@ def outcome_notes(campaign: Document) -> list[Line]:
 
 
 def _goes_without_saying(run: Document) -> bool:
-    """A run that finished without a reason has nothing to explain."""
-    return run.get("state") == "finished" and not run.get("reason")
+    """A run that goes on, or finished without a reason, has nothing to explain."""
+    return run.get("state") in {"running", "finished"} and not run.get("reason")
 
 
 def chosen_line(campaign: Document) -> Line:
