@@ -8,22 +8,23 @@ Its end changes nothing on any host.
 from __future__ import annotations
 
 import fcntl
+import http.client
 import importlib
+import json
 import os
 import secrets
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
-
-import httpx
 
 from fleetd import clock, logs
 from fleetd.campaign import HostPlan
@@ -98,9 +99,13 @@ def answering_pid(paths: StatePaths) -> int | None:
     try:
         is_long = len(os.fsencode(paths.socket)) > SOCKET_PATH_BYTES_MAX
         address = f"/proc/self/fd/{folder}/{paths.socket.name}" if is_long else str(paths.socket)
-        with httpx.Client(transport=httpx.HTTPTransport(uds=address), trust_env=False, timeout=ANSWER_SECONDS_MAX) as client:
-            return int(client.get("http://fleetd/v1/status").json()["coordinator"]["pid"])
-    except (httpx.HTTPError, OSError, ValueError, KeyError):
+        with closing(http.client.HTTPConnection("fleetd", timeout=ANSWER_SECONDS_MAX)) as connection:
+            connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.sock.settimeout(ANSWER_SECONDS_MAX)
+            connection.sock.connect(address)
+            connection.request("GET", "/v1/status")
+            return int(json.loads(connection.getresponse().read())["coordinator"]["pid"])
+    except (http.client.HTTPException, OSError, ValueError, KeyError, TypeError):
         return None
     finally:
         os.close(folder)
