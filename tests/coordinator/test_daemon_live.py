@@ -1,0 +1,247 @@
+"""The coordinator as a real process, with the real agent, supervisor and shim, and a small program as its candidate."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from fleetd.campaign import CandidatePlan, HostPlan, Plan, ReserveTerms
+from fleetd.coordinator.daemon import AlreadyRunning, answering_pid, ensure_running, run_foreground
+from fleetd.coordinator.loop import replay_journal
+from fleetd.fleet import Fleet
+from fleetd.journal import Journal
+from fleetd.model import StopTerms
+from fleetd.paths import StatePaths
+from fleetd.wire import encode
+from policies.errors import JournalDamaged, from_json
+from policies.facts import MIB, RunState, SignalTarget
+
+pytestmark = pytest.mark.live
+
+WAIT_SECONDS_MAX = 60.0
+PROGRAM = """
+import os, sys, time
+for step in range(1000):
+    print("step", step, flush=True)
+    if os.path.exists(sys.argv[1]):
+        sys.exit(0)
+    time.sleep(0.2)
+"""
+
+
+class Coordinator:
+    """A coordinator of its own state directory, spoken to over its socket."""
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = StatePaths(folder / "state")
+        self.root = folder / "host"
+        self.program = folder / "program.py"
+        self.program.write_text(PROGRAM)
+        self.finish = folder / "finish"
+        """The program leaves with exit 0 when this file is there."""
+        self.pids: list[int] = []
+
+    def start(self) -> int:
+        pid, _ = ensure_running(self.paths.root)
+        self.pids.append(pid)
+        return pid
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        process = psutil.Process(self.pids[-1])
+        process.send_signal(number)
+        psutil.wait_procs([process], timeout=20)
+        assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+    def call(self, method: str, path: str, **given: Any) -> httpx.Response:
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.paths.socket)), trust_env=False, timeout=30.0) as client:
+            return client.request(method, f"http://fleetd/v1/{path}", **given)
+
+    def status(self) -> dict[str, Any]:
+        answer = self.call("GET", "status")
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def run(self, name: str = "own") -> dict[str, Any]:
+        return next(run for run in self.status()["runs"] if run["candidate"] == name)
+
+    def until(self, what: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + WAIT_SECONDS_MAX
+        while not what():
+            assert time.monotonic() < deadline, json.dumps(self.status(), indent=1)
+            time.sleep(0.1)
+
+    def plan(self, *names: str) -> Plan:
+        return Plan(
+            name="commands", plan_sha256="ab" * 32, directory=str(self.program.parent), deadline_at=None, deadline_seconds=600.0,
+            reserve=ReserveTerms(minimum_seconds=10.0, margin_seconds=0.0), hosts=(HostPlan(name="here", root=str(self.root), floor_bytes=64 * MIB),),
+            candidates=tuple(
+                CandidatePlan(
+                    name=name, host="here", command=(sys.executable, str(self.program), str(self.finish)), signal=SignalTarget.GROUP,
+                    memory_host_bytes=128 * MIB, memory_accelerator_bytes=0, stop=StopTerms(grace_floor_seconds=1.0, grace_ceiling_seconds=5.0),
+                ) for name in names or ("own",)
+            ),
+        )
+
+    def launch(self, *names: str) -> str:
+        body = {"plan": encode(self.plan(*names)), "plan_text": "name: commands", "actor": "user:test"}
+        answer = self.call("POST", "launch", json=body)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["campaign_id"])
+
+    def replayed(self) -> Fleet:
+        journal = Journal.open(self.paths.journal, read_only=True)
+        try:
+            return replay_journal(journal)
+        finally:
+            journal.close()
+
+    def end(self) -> None:
+        """Leave nothing running: stop every run, wait for its supervisor, then end the coordinator."""
+        if not self.pids:
+            return
+        if answering_pid(self.paths) is None:
+            self.start()
+        self.call("POST", "stop", json={"target": "all", "mode": "now", "actor": "user:test"})
+        self.until(lambda: all(run["state"] in ("stopped", "finished", "failed", "queued") for run in self.status()["runs"]))
+        for folder in (self.root / "runs").glob("2*"):
+            record = folder / "supervisor.json"
+            if record.exists():
+                pid = json.loads(record.read_text())["identity"]["pid"]
+                gone = [psutil.Process(pid)] if psutil.pid_exists(pid) else []
+                assert not psutil.wait_procs(gone, timeout=20)[1], f"supervisor {pid} stays"
+        self.kill(signal.SIGTERM)
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
+    found = Coordinator(tmp_path)
+    yield found
+    found.end()
+
+
+def test_a_killed_coordinator_finds_the_same_trainer_and_adds_no_attempt(coordinator: Coordinator) -> None:
+    coordinator.start()
+    campaign_id = coordinator.launch()
+    coordinator.until(lambda: coordinator.run()["state"] == "running" and bool(coordinator.run()["pid"]["value"]))
+    trainer = psutil.Process(coordinator.run()["pid"]["value"])
+    coordinator.kill()
+    before = coordinator.replayed()
+    assert trainer.is_running()
+
+    coordinator.start()
+    coordinator.until(lambda: coordinator.run()["pid"]["value"] is not None)
+    after = coordinator.status()
+    assert coordinator.run()["pid"]["value"] == trainer.pid and coordinator.run()["attempt"] == 1
+    assert after["coordinator"]["generation"] == 2
+    run_id = f"{campaign_id}-own"
+    assert before.runs[run_id].spec == coordinator.replayed().runs[run_id].spec
+
+    coordinator.finish.touch()
+    coordinator.until(lambda: bool(coordinator.status()["campaigns"][0]["is_over"]))
+    fleet = coordinator.replayed()
+    assert fleet.runs[run_id].state is RunState.FINISHED and len(fleet.runs[run_id].exits) == 1
+    assert fleet.campaigns[campaign_id].detail == "no checkpoint can be chosen: no candidate has an eligible checkpoint"
+    kinds = [event["kind"] for event in coordinator.call("GET", "events", params={"run": "own"}).json()["events"]]
+    assert kinds.count("run_placed") == 1
+    assert coordinator.run()["selectable"] == "its command keeps no trainer contract: no manifest, no validation predictions"
+
+
+def test_a_stop_and_a_resume_over_the_socket(coordinator: Coordinator) -> None:
+    coordinator.start()
+    campaign_id = coordinator.launch("own", "other")
+    coordinator.until(lambda: {run["state"] for run in coordinator.status()["runs"]} == {"running"})
+    asked = coordinator.call("POST", "stop", json={"target": campaign_id, "mode": "graceful", "actor": "user:test"}).json()
+    assert len(asked["runs"]) == 2
+    coordinator.until(lambda: coordinator.status()["campaigns"][0]["stage"] == "stopped")
+    assert coordinator.run()["reason"] == "user" and coordinator.run()["want"] == "stop"
+
+    again = coordinator.call("POST", "resume", json={"target": "own", "actor": "user:test"}).json()
+    assert again["runs"] == [f"{campaign_id}-own"]
+    coordinator.until(lambda: coordinator.run()["state"] == "running" and coordinator.run()["attempt"] == 2)
+    assert coordinator.run("other")["state"] == "stopped"
+    log = coordinator.call("GET", "logs", params={"run": "own", "stream": "stdout", "attempt": "1", "offset": "-7"}).json()
+    assert log["next"] == log["size"] and "step" in coordinator.call("GET", "logs", params={"run": "own"}).json()["data"]
+
+
+def test_the_end_of_a_coordinator_leaves_its_runs_alone(coordinator: Coordinator) -> None:
+    coordinator.start()
+    coordinator.launch()
+    coordinator.until(lambda: coordinator.run()["state"] == "running" and bool(coordinator.run()["pid"]["value"]))
+    trainer = psutil.Process(coordinator.run()["pid"]["value"])
+    coordinator.kill(signal.SIGTERM)
+
+    assert trainer.is_running() and trainer.status() != psutil.STATUS_ZOMBIE
+    assert not coordinator.paths.socket.exists()
+    journal = Journal.open(coordinator.paths.journal, read_only=True)
+    assert journal.entries(after=0, limit=1000)[-1]["kind"] == "coordinator_stopped"
+    journal.close()
+
+
+def test_the_api_is_for_its_user_alone_and_explains_every_refusal(coordinator: Coordinator) -> None:
+    coordinator.start()
+    assert stat.S_IMODE(coordinator.paths.socket.stat().st_mode) == 0o600
+    assert stat.S_IMODE(coordinator.paths.root.stat().st_mode) == 0o700
+    campaign_id = coordinator.launch()
+
+    refused = {
+        ("POST", "stop", 404): {"json": {"target": "nobody"}},
+        ("POST", "open", 404): {"json": {"campaign": campaign_id, "split": "test"}},
+        ("POST", "launch", 422): {"json": {"plan": {"name": "half"}}},
+        ("POST", "resume", 422): {"content": b"[1, 2"},
+        ("GET", "logs?run=nobody", 404): {},
+        ("GET", "events?after=soon", 422): {},
+    }
+    for (method, path, code), given in refused.items():
+        answer = coordinator.call(method, path, **given)
+        assert answer.status_code == code, (path, answer.text)
+        assert {"error", "title", "where", "what", "fix"} == set(answer.json()), path
+    again = coordinator.call("POST", "launch", json={"plan": encode(coordinator.plan()), "actor": "user:test"})
+    assert again.status_code == 422 and campaign_id in str(from_json(again.json()))
+
+
+def test_only_one_coordinator_has_a_state_directory(coordinator: Coordinator) -> None:
+    pid = coordinator.start()
+    assert ensure_running(coordinator.paths.root) == (pid, False)
+    with pytest.raises(AlreadyRunning, match=f"pid {pid} holds"):
+        run_foreground(coordinator.paths.root)
+
+    environment = {**os.environ, "FLEETD_STATE": str(coordinator.paths.root)}
+    second = subprocess.run([sys.executable, "-m", "fleetd.coordinator.daemon"], env=environment, capture_output=True, text=True, check=False)
+    assert second.returncode == 1
+    assert second.stderr.startswith("error: a coordinator is running here already\n  where: ") and f"kill {pid}" in second.stderr
+
+
+def test_a_damaged_journal_stops_the_start_and_keeps_its_bytes(coordinator: Coordinator) -> None:
+    coordinator.start()
+    coordinator.kill(signal.SIGTERM)
+    coordinator.pids.clear()
+    whole = coordinator.paths.journal.read_bytes()
+    damaged = whole[:100] + b"\xff" * 3000 + whole[3100:]
+    coordinator.paths.journal.write_bytes(damaged)
+
+    with pytest.raises(JournalDamaged, match="salvage"):
+        ensure_running(coordinator.paths.root)
+    assert coordinator.paths.journal.read_bytes() == damaged
+
+
+def test_a_state_directory_with_a_long_path_works(tmp_path: Path) -> None:
+    root = tmp_path / ("long" * 20) / ("path" * 20)
+    pid, started = ensure_running(root)
+    process = psutil.Process(pid)
+
+    assert started and ensure_running(root) == (pid, False)
+    process.terminate()
+    process.wait(20)
