@@ -329,3 +329,20 @@ def happen(host: VirtualHost, kind: str, value: Any) -> None:
         host.attempt = replace(attempt, standing=Standing.GONE, is_dead=True, tree_count=0, host_rebooted=True, shim_is_alive=False)
     elif kind == "step":
         host.history = replace(host.history, progress=replace(host.history.progress, phase=Phase.TRAINING, step=value))
+
+
+def test_a_tree_that_survives_its_kill_is_stuck_after_half_a_minute_and_concluded_once_it_is_empty() -> None:
+    stop = wish(2, Want.STOP, StopMode.NOW)
+    history, stuck_at = RUNNING, None
+    for seconds in range(10, 60):
+        actions = decide(sight(float(seconds), attempt=alive(), want=stop), history)
+        assert KillTree in kinds(actions), "it is killed again at every look"
+        history = after(history, actions, float(seconds))
+        if RunState.STUCK in moves(actions):
+            assert stuck_at is None, "stuck is said once"
+            stuck_at = seconds
+    assert stuck_at == 40 and history.state is RunState.STUCK
+    assert moves(decide(sight(60.0, attempt=ended(None, 9), want=stop), history)) == [RunState.STOPPED]
+    assert history.stop is not None
+    stalled = replace(history, stop=replace(history.stop, reason=Reason.STALLED))
+    assert moves(decide(sight(60.0, attempt=ended(None, 9)), stalled)) == [RunState.HELD]

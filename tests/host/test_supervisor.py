@@ -72,7 +72,7 @@ def test_a_used_up_restart_budget_holds_the_run_until_a_person_wakes_it(start: C
     assert held.supervisor_pid is not None
     before = cpu_seconds(held.supervisor_pid)
     time.sleep(1.5)
-    assert cpu_seconds(held.supervisor_pid) - before < 0.5, "waiting costs nothing"
+    assert cpu_seconds(held.supervisor_pid) - before < 0.1, "waiting costs nothing"
 
     run.order(2, Want.RUN)
     run.wait(lambda seen: seen.attempt > 3)
