@@ -1,0 +1,122 @@
+"""What is killed, and what must go on: coordinator, supervisor, trainer, both enforcers; and the deadline that holds without them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from datetime import datetime
+from typing import Any
+
+import psutil
+import pytest
+
+from conftest import Fleet, step_of, trainer_pid
+
+pytestmark = pytest.mark.live
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=10)
+
+
+def supervisor_pid(fleet: Fleet, run: dict[str, Any]) -> int:
+    record = json.loads((fleet.run_dir(run) / "supervisor.json").read_text(encoding="utf-8"))
+    return int(record.get("pid") or record["identity"]["pid"])
+
+
+def test_the_coordinator_dies_and_nothing_happens(fleet: Fleet) -> None:
+    campaign_id = fleet.launch(fleet.plan(candidates={"one": {"training": {"steps": 900}}, "two": {"training": {"steps": 900, "seed": 2}}}))
+    document = fleet.until(lambda document: min(map(step_of, document["runs"]), default=0) > 20, "both training")
+    pids = {run["candidate"]: trainer_pid(run) for run in document["runs"]}
+    kill(document["coordinator"]["pid"])
+    time.sleep(3)
+    assert all(psutil.pid_exists(pid) for pid in pids.values() if pid)
+
+    fleet("launch", str(fleet.plan("other", candidates={"small": {"training": {"steps": 10}}})))
+
+    again = fleet.until(lambda document: all(trainer_pid(run) for run in document["runs"] if run["campaign_id"] == campaign_id), "seen again")
+    assert {run["candidate"]: trainer_pid(run) for run in again["runs"] if run["campaign_id"] == campaign_id} == pids
+    fleet("wait", campaign_id, "--timeout", "3m", seconds=200)
+    assert {run["attempt"] for run in fleet.status()["runs"] if run["campaign_id"] == campaign_id} == {1}
+
+
+def test_a_killed_supervisor_is_replaced_by_one_that_adopts_the_same_trainer(fleet: Fleet) -> None:
+    campaign_id = fleet.launch(fleet.plan(candidates={"one": {"training": {"steps": 1500}}}))
+    run = fleet.until(lambda document: step_of(document["runs"][0]) > 20, "training")["runs"][0]
+    first = supervisor_pid(fleet, run)
+    kill(first)
+
+    fleet.until(lambda document: supervisor_pid(fleet, run) != first, "a new supervisor")
+    fleet("wait", campaign_id, "--timeout", "3m", seconds=200)
+
+    after = fleet.runs()["one"]
+    assert after["attempt"] == 1
+    assert after["state"] == "finished"
+    assert after["attempts_ended"][-1]["exit_code"] == 0
+    events = fleet("events", "--json").stdout
+    assert '"adopted"' in events
+
+
+def test_a_killed_trainer_resumes_from_its_last_complete_checkpoint(fleet: Fleet) -> None:
+    campaign_id = fleet.launch(fleet.plan(candidates={"one": {"training": {"steps": 900}}}))
+    run = fleet.until(lambda document: step_of(document["runs"][0]) > 50, "past two checkpoints")["runs"][0]
+    pid = trainer_pid(run)
+    assert pid
+    kill(pid)
+
+    fleet("wait", campaign_id, "--timeout", "3m", seconds=200)
+
+    after = fleet.runs()["one"]
+    assert after["attempt"] == 2
+    assert after["attempts_ended"][0]["signal"] == signal.SIGKILL
+    resumed = [json.loads(line) for line in (fleet.run_dir(run) / "log.jsonl").read_text(encoding="utf-8").splitlines() if '"start"' in line]
+    assert resumed[1]["step"] >= 40
+    assert resumed[1]["resumed_from"]
+
+
+def test_the_deadline_holds_with_a_dead_coordinator_and_a_dead_supervisor(fleet: Fleet) -> None:
+    ignores = ["python3", "-c", "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"]
+    fleet.launch(fleet.plan(deadline="45s", candidates={"one": {"training": {"steps": 100000}}, "deaf": {"command": ignores}}))
+    document = fleet.until(lambda document: all(run["state"] == "running" for run in document["runs"]) and step_of(fleet.runs()["one"]) > 5, "both running")
+    runs = {run["candidate"]: run for run in document["runs"]}
+    cutoff = datetime.fromisoformat(document["campaigns"][0]["cutoff_at"].replace("Z", "+00:00")).timestamp()
+    kill(document["coordinator"]["pid"])
+    kill(supervisor_pid(fleet, runs["deaf"]))
+
+    pids = [pid for run in runs.values() if (pid := trainer_pid(run))]
+    psutil.wait_procs([psutil.Process(pid) for pid in pids], timeout=max(0.0, cutoff - time.time()) + 3)
+
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+    newest = max((fleet.run_dir(runs["one"]) / "checkpoints").glob("step-*"))
+    assert (newest / "manifest.json").exists()
+    assert (newest / "manifest.json").stat().st_mtime < cutoff
+
+
+def test_a_stranger_under_the_recorded_pid_is_never_signalled(fleet: Fleet) -> None:
+    """Other start ticks under the same pid and argv: the record no longer proves anything, so nobody may touch the process."""
+    fleet.launch(fleet.plan(candidates={"one": {"command": ["sleep", "300"]}}))
+    run = fleet.until(lambda document: trainer_pid(document["runs"][0]) is not None and document["runs"][0]["state"] == "running", "running")["runs"][0]
+    pid = trainer_pid(run)
+    assert pid
+    record_path = fleet.run_dir(run) / "attempts" / "0001" / "attempt.json"
+    shim = json.loads((fleet.run_dir(run) / "shim.json").read_text(encoding="utf-8"))
+    kill(int(shim.get("pid") or shim["identity"]["pid"]))
+    kill(supervisor_pid(fleet, run))
+    record = json.loads(record_path.read_text(encoding="utf-8"))
+    record["identity"]["start_ticks"] += 1
+    record["token"] = "another-token"
+    record["session"] = None
+    record["cgroup"] = None
+    record_path.write_text(json.dumps(record), encoding="utf-8")
+
+    fleet("stop", "--all", "--now")
+    time.sleep(8)
+
+    assert psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    after = fleet.runs()["one"]
+    words = json.dumps(after) + fleet("events", "--json").stdout
+    assert "start" in words and "ticks" in words
+    psutil.Process(pid).kill()
