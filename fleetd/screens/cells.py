@@ -57,12 +57,14 @@ def run_cells(run: Document, now: datetime | None) -> dict[str, Span]:
 
 
 def state_span(run: Document) -> Span:
-    """`running`, `failed (oom)`, `running, stop asked`."""
+    """`running`, `failed (oom)`, `running, stop asked`; ` !` when an alarm or a doubtful identity waits in the notes."""
     state = str(run.get("state") or words.UNKNOWN)
     tone = _STATE_TONES.get(state, Tone.PLAIN)
     reason = f" ({run['reason']})" if run.get("reason") else ""
     asked = ", stop asked" if run.get("want") == "stop" and state in {"running", "starting", "backoff", "lost"} else ""
-    return Span(words.one_line(f"{state}{reason}{asked}"), tone)
+    doubt = str(sight(run.get("identity")).value).startswith("cannot verify") and not is_settled(run)
+    alarm = " !" if run.get("alarms") or doubt else ""
+    return Span(words.one_line(f"{state}{reason}{asked}{alarm}"), Tone.BAD if alarm else tone)
 
 
 def step_span(run: Document) -> Span:

@@ -38,7 +38,7 @@ def test_every_change_is_told_once() -> None:
     ]
     assert texts(under_way(), under_way(step=canned.known(124), loss=canned.known(5.1))) == [], "a step is progress, not news"
     held = under_way(state="held", reason="exit_nonzero", detail="5 of 5 restarts used", alarms=["memory at 96 %"])
-    assert texts(under_way(), held) == ["lr-high: held (exit_nonzero)  5 of 5 restarts used", "lr-high: ! memory at 96 %"]
+    assert texts(under_way(), held) == ["lr-high: held (exit_nonzero) !  5 of 5 restarts used", "lr-high: ! memory at 96 %"]
     assert texts(under_way(), canned.evaluated())[-2:] == [
         "chosen: lr-high at step 400, 4.812 nats per token · frozen",
         "opened: the test split, for the frozen selection only",
