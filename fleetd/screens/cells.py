@@ -145,9 +145,15 @@ def _measured(run: Document, key: str, spoken: Callable[[float], str]) -> Span:
     found = sight(run.get(key))
     value = number(found.value)
     if value is None:
-        unknown = run.get("state") == "running" and not (key == "steps_per_second" and sight(run.get("step")).value is None)
-        return Span(words.UNKNOWN if unknown else words.ABSENT, Tone.QUIET)
+        return Span(words.UNKNOWN if _is_expected(run, key) else words.ABSENT, Tone.QUIET)
     return Span(f"{_mark(run, found.age_seconds)}{spoken(value)}")
+
+
+def _is_expected(run: Document, key: str) -> bool:
+    """Whether a value should be known now: a running training tells its steps and loss, a plain command may tell nothing."""
+    tells_steps = run.get("steps_planned") is not None or sight(run.get("step")).value is not None
+    has_key = run.get("kind", "train") == "train" or key != "loss"
+    return run.get("state") == "running" and tells_steps and has_key
 
 
 def _mark(run: Document, age_seconds: float | None) -> str:

@@ -33,7 +33,7 @@ _VERDICT_TONES = {"OK": Tone.GOOD, "NEEDS YOU": Tone.BAD, "BLIND": Tone.WARN}
 
 
 def status_lines(document: Document, *, width: int) -> list[Line]:
-    """The whole status, no line wider than `width`. Campaigns that are over get one line each; the newest stays whole when none is at work."""
+    """The whole status, no line wider than `width`. Campaigns that are over get one line each, but for the newest."""
     lines = verdict_lines(document, width=width)
     found = sorted(campaigns(document), key=lambda each: str(each["campaign_id"]))
     whole = shown_whole(document)
@@ -51,9 +51,9 @@ def status_lines(document: Document, *, width: int) -> list[Line]:
 
 
 def shown_whole(document: Document) -> list[Document]:
-    """The campaigns at work or stopped, or the newest when there is none."""
+    """The campaigns at work or stopped, and the newest one even if it is over."""
     found = sorted(campaigns(document), key=lambda each: str(each["campaign_id"]))
-    return [each for each in found if not is_closed(document, each)] or found[-1:]
+    return [each for each in found if each is found[-1] or not is_closed(document, each)]
 
 
 def verdict_lines(document: Document, *, width: int) -> list[Line]:

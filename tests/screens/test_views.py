@@ -91,6 +91,27 @@ def test_a_run_that_is_looked_at_but_does_not_step_shows_the_age_of_its_step_and
     assert row_of(stalled)["last_step"] == "10 min ago"
 
 
+def test_nothing_is_asked_of_what_tells_nothing() -> None:
+    """A plain command has no steps, an evaluation no loss: a dash. A training that should tell them and does not: a question mark."""
+    nothing = {key: canned.known(None, 1.0) for key in ("step", "loss", "steps_per_second", "last_step_at", "best")}
+    plain = row_of(canned.run("plain", **nothing, steps_planned=None))
+    assert (plain["step"], plain["loss"], plain["rate"]) == ("—", "—", "—")
+    judging = row_of(canned.run("evaluate-test", kind="evaluate", loss=canned.known(None, 1.0)))
+    assert (judging["step"], judging["loss"]) == ("123/400", "—")
+    silent = row_of(canned.run("a", **nothing))
+    assert (silent["step"], silent["loss"]) == ("?/400", "?")
+
+
+def test_the_newest_campaign_stays_whole_beside_an_older_one_that_rests() -> None:
+    document = canned.evaluated()
+    document["campaigns"].insert(0, canned.campaign([], campaign_id="20261101T000000Z-old", name="old", stage="stopped"))
+    document["campaigns"].insert(0, canned.campaign([], campaign_id="20261001T000000Z-older", name="older", stage="evaluated", is_over=True))
+    text = text_of(views.status_lines(document, width=100))
+    assert "chosen: lr-high at step 400" in text
+    assert "stopped for" in text
+    assert text.count("over: ") == 1
+
+
 def test_the_grade_of_a_cap_is_a_letter_and_a_word() -> None:
     run = canned.run("a")
     run["memory"]["parts"] = {
