@@ -242,8 +242,9 @@ def _optimizer(reader: Reader | None) -> OptimizerSettings | None:
 def _checkpoint(reader: Reader | None) -> CheckpointSettings:
     if reader is None:
         return CheckpointSettings()
+    by_time = None if reader.body.get("every_seconds", 0) is None else CheckpointSettings().every_seconds  # null: not by time
     settings = CheckpointSettings(
-        every_steps=reader.integer("every_steps", minimum=1, default=None), every_seconds=reader.number("every_seconds", above=0.0, default=None),
+        every_steps=reader.integer("every_steps", minimum=1, default=None), every_seconds=reader.number("every_seconds", above=0.0, default=by_time),
         keep=reader.integer("keep", minimum=1, maximum=1000, default=2),
     )
     reader.finish()
