@@ -108,7 +108,7 @@ def _run_moved(fleet: Fleet, event: Event) -> Fleet:
 
 
 def _run_waits(fleet: Fleet, event: Event) -> Fleet:
-    return _with_run(fleet, replace(_run(fleet, event), detail=event.because))
+    return _with_run(fleet, replace(_run(fleet, event), detail=event.because, waiting_at=event.at))
 
 
 def _want_changed(fleet: Fleet, event: Event) -> Fleet:

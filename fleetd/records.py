@@ -71,6 +71,8 @@ class Run:
     since: datetime
     spec: RunSpec | None = None
     want: WantOrder | None = None
+    waiting_at: datetime | None = None
+    """When `detail` last said what the run waits for."""
     notices_seen: int = 0
     attempt: int = 0
     exits: tuple[dict[str, Any], ...] = ()

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,10 @@ class Api:
 
 def build_status(seen: Published, daemon: document.Daemon) -> dict[str, Any]:
     """The status document of a published tick, as old as it is now."""
-    return document.build(seen.fleet, seen.sight, daemon, now=clock.read().now, journal_health=seen.journal_health)
+    elapsed = timedelta(seconds=clock.boottime_seconds() - seen.boottime_seconds)
+    return document.build(
+        seen.fleet, seen.sight, daemon, now=seen.at + elapsed, journal_health=seen.journal_health, clock_alarm=seen.clock_alarm,
+    )
 
 
 class _Refused(Exception):

@@ -12,7 +12,6 @@ from fleetd.campaign import HostPlan
 from fleetd.coordinator.inbox import HostAnswer, HostTrouble, News
 from fleetd.coordinator.sight import HostSight, Job, JobDone, Order, OrderDone, Poll, Request, Sight, Trouble
 from fleetd.model import Observation, Owner
-from policies.facts import format_moment
 
 ACKNOWLEDGED_MAX = 50_000
 TROUBLES_MAX = 5_000
@@ -61,17 +60,6 @@ class Board:
 
     def order_sent(self, order: Order) -> None:
         self._orders_in_flight.add(order.key)
-
-    def clock_stepped(self, seconds: float) -> None:
-        """The wall clock was stepped: what was remembered by it moves along, so that no silence and no rest is made up."""
-        step = timedelta(seconds=seconds)
-        self._observed_at = {run_id: at + step for run_id, at in self._observed_at.items()}
-        for name, host in self.hosts.items():
-            heard_at = host.answered_at + step if host.answered_at else None
-            self.hosts[name] = replace(host, asked_since=host.asked_since + step, answered_at=heard_at)
-        for troubles in (self._job_troubles, self._order_troubles):
-            for key, trouble in troubles.items():
-                troubles[key] = replace(trouble, last_at=trouble.last_at + step)
 
     def _take_host(self, news: HostAnswer | HostTrouble, now: datetime) -> Poll | None:
         host = self.hosts.get(news.host)
@@ -124,7 +112,3 @@ def _note(troubles: dict[str, Trouble], key: str, error: dict[str, str] | None, 
     troubles[key] = Trouble(count=earlier.count + 1 if earlier else 1, last_at=now, error=error)
     while len(troubles) > TROUBLES_MAX:
         del troubles[next(iter(troubles))]
-
-
-def step_words(seconds: float, now: datetime) -> str:
-    return f"by {seconds:+.0f} s, to {format_moment(now)}"

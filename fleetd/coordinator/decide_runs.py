@@ -6,6 +6,7 @@ what hosts have acknowledged, so that a restarted coordinator sends what may be 
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fleetd.campaign import HostPlan
@@ -20,6 +21,9 @@ from policies.facts import CampaignStage, RunKind, RunState
 from policies.lifecycle import ACTIVE
 from policies.memory import Admission, admit
 
+WAIT_WORDS_SECONDS = 60.0
+
+_FIGURES = re.compile(r"[0-9.]+")
 _HOLDS_MEMORY = ACTIVE | {RunState.STAGING}
 
 
@@ -58,12 +62,17 @@ def _place(pen: Pen, run: Run) -> None:
         else:
             waits.append(f"memory on {host.name}: {verdict.text}")
     if not options:
-        because = f"waits for {'; '.join(waits)}"
-        if run.detail != because:
-            pen.write("run_waits", run=run.run_id, because=because)
+        _wait(pen, run, f"waits for {'; '.join(waits)}")
         return
     _, name, text = min(options, key=lambda option: option[0])
     _start(pen, run, host_plan(campaign, name), text)
+
+
+def _wait(pen: Pen, run: Run, because: str) -> None:
+    """Say what a run waits for, when that changes. Figures that only wander (free memory) are told once in a while."""
+    is_due = run.waiting_at is None or (pen.now - run.waiting_at).total_seconds() >= WAIT_WORDS_SECONDS
+    if run.detail != because and (is_due or _FIGURES.sub("#", run.detail) != _FIGURES.sub("#", because)):
+        pen.write("run_waits", run=run.run_id, because=because)
 
 
 def _options(campaign: Campaign, run: Run) -> list[HostPlan]:
@@ -129,7 +138,7 @@ def _start(pen: Pen, run: Run, host: HostPlan, text: str) -> None:
         spec = build_spec(campaign, run, host, owner=pen.sight.owner, python=pen.sight.python, now=pen.now)
         pen.write("run_placed", {"spec": encode(spec)}, run=run.run_id, host=host.name, because=text)
     pen.move_run(run.run_id, RunState.STAGING, f"placed on {host.name}: {text}")
-    pen.move_run(run.run_id, RunState.STARTING, f"the start order goes to {host.name}")
+    pen.move_run(run.run_id, RunState.STARTING, f"the order to {'start' if run.notices_seen == 0 else 'go on'} goes to {host.name}")
 
 
 def send_orders(pen: Pen) -> None:

@@ -38,9 +38,9 @@ class Daemon:
     paths: StatePaths
 
 
-def build(fleet: Fleet, sight: Sight, daemon: Daemon, *, now: datetime, journal_health: str) -> dict[str, Any]:
+def build(fleet: Fleet, sight: Sight, daemon: Daemon, *, now: datetime, journal_health: str, clock_alarm: str = "") -> dict[str, Any]:
     """The whole document as of `now`; `fleet` and `sight` may be older, which the ages show."""
-    verdict = judge(fleet, sight, now, journal_health)
+    verdict = judge(fleet, sight, now, journal_health, clock_alarm)
     return {
         "schema": 1, "at": format_moment(now),
         "coordinator": {

@@ -21,7 +21,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 
 from fleetd import clock, logs
 from fleetd.campaign import HostPlan
-from fleetd.coordinator.board import Board, step_words
+from fleetd.coordinator.board import Board
 from fleetd.coordinator.decide import decide
 from fleetd.coordinator.decide_hosts import acknowledgements
 from fleetd.coordinator.inbox import Inbox
@@ -32,7 +32,9 @@ from fleetd.fleet import Event, Fleet, apply
 from fleetd.journal import Journal
 from fleetd.model import Owner
 from fleetd.wire import decode, dumps, encode
+from policies.deadlines import ClockPair, effective_time
 from policies.errors import ExplainedError, HostUnreachable
+from policies.facts import format_moment
 
 TICK_SECONDS = 0.5
 WAIT_SECONDS_MAX = 2.0
@@ -41,7 +43,6 @@ WORKERS = 4
 MESSAGE_SECONDS_MAX = 20.0
 CLOSE_SECONDS_MAX = 3.0
 REPLAY_ENTRIES = 10_000
-CLOCK_STEP_SECONDS = 5.0
 
 JobRunner = Callable[[Job, Fleet, dict[str, Session], datetime], dict[str, Any]]
 SessionMaker = Callable[[HostPlan, Owner], Session]
@@ -56,6 +57,7 @@ class Published:
     at: datetime
     boottime_seconds: float
     journal_health: str
+    clock_alarm: str = ""
 
 
 class Loop:
@@ -70,7 +72,8 @@ class Loop:
         self._scheduler = BackgroundScheduler(daemon=True)
         self._leaving = threading.Event()
         self._fleet = replay_journal(journal)
-        self._last: clock.Moment | None = None
+        self._trusted: ClockPair | None = None
+        self._clock_alarm = ""
         self.published: Published | None = None
 
     def run(self, *, actor: str = "coordinator") -> None:
@@ -97,8 +100,7 @@ class Loop:
 
     def tick(self) -> None:
         """One look, one decision, its record, its acts."""
-        moment = clock.read()
-        self._watch_clock(moment)
+        moment = self._moment()
         self._journal.retry()
         sight = self._board.take(self.inbox.drain(), moment.now, self._journal.health)
         decision = decide(self._fleet, sight, moment.now)
@@ -106,6 +108,7 @@ class Loop:
         # Before the acts: a job that writes a report must find in it what led to the job.
         self.published = Published(
             fleet=self._fleet, sight=sight, at=moment.now, boottime_seconds=moment.boottime_seconds, journal_health=self._journal.health,
+            clock_alarm=self._clock_alarm,
         )
         self._act(decision, moment.now)
 
@@ -114,14 +117,18 @@ class Loop:
         link = self._links.get(host)
         return link.session if link is not None else None
 
-    def _watch_clock(self, moment: clock.Moment) -> None:
-        last, self._last = self._last, moment
-        if last is None:
-            return
-        step_seconds = (moment.now - last.now).total_seconds() - (moment.boottime_seconds - last.boottime_seconds)
-        if abs(step_seconds) > CLOCK_STEP_SECONDS:
-            logs.failed("clock_stepped", what=step_words(step_seconds, moment.now))
-            self._board.clock_stepped(step_seconds)
+    def _moment(self) -> ClockPair:
+        """What time it is. The wall clock is followed as long as it only drifts; after a step the counted boottime rules, and status says so."""
+        read = clock.read()
+        reading = ClockPair(now=read.now, boottime_seconds=read.boottime_seconds)
+        time = effective_time(anchor=self._trusted or reading, reading=reading)
+        self._trusted = ClockPair(now=time.now, boottime_seconds=reading.boottime_seconds)
+        wall, counted = format_moment(reading.now), format_moment(time.now)
+        if time.alarm is not None and not self._clock_alarm:
+            logs.failed("clock_stepped", wall=wall, counted=counted)
+        fix = "start the coordinator again once it is right"
+        self._clock_alarm = f"the wall clock was stepped to {wall}, counted is {counted}; {fix}" if time.alarm is not None else ""
+        return self._trusted
 
     def _write_down(self, decision: Decision) -> None:
         if decision.events:
@@ -183,7 +190,7 @@ class Loop:
             self.inbox.put_job(JobDone(job=job, result=result))
 
     def _record(self, kind: str, body: dict[str, Any], actor: str) -> None:
-        event = Event(sequence=self._fleet.sequence + 1, at=clock.read().now, kind=kind, actor=actor, body=body)
+        event = Event(sequence=self._fleet.sequence + 1, at=self._moment().now, kind=kind, actor=actor, body=body)
         self._journal.append([encode(event)])
         self._fleet = apply(self._fleet, event)
         logs.changed(kind, sequence=event.sequence, **body)

@@ -26,9 +26,11 @@ class Verdict:
     since: datetime | None
 
 
-def judge(fleet: Fleet, sight: Sight, now: datetime, journal_health: str) -> Verdict:
+def judge(fleet: Fleet, sight: Sight, now: datetime, journal_health: str, clock_alarm: str = "") -> Verdict:
     """What a person has to know first. Of several things the most pressing, and how many more there are."""
-    pressing = _needs_you(fleet, sight, now, journal_health)
+    alarms = [(f"the coordinator's journal is {journal_health}", None)] if journal_health != "ok" else []
+    alarms += [(clock_alarm, None)] if clock_alarm else []
+    pressing = [*alarms, *_needs_you(fleet, sight)]
     if pressing:
         return _first("NEEDS YOU", pressing)
     silent = _silent_hosts(fleet, sight, now)
@@ -42,10 +44,8 @@ def _first(word: str, found: list[tuple[str, datetime | None]]) -> Verdict:
     return Verdict(word=word, text=f"{text} (and {len(found) - 1} more)" if len(found) > 1 else text, since=since)
 
 
-def _needs_you(fleet: Fleet, sight: Sight, now: datetime, journal_health: str) -> list[tuple[str, datetime | None]]:
+def _needs_you(fleet: Fleet, sight: Sight) -> list[tuple[str, datetime | None]]:
     found: list[tuple[str, datetime | None]] = []
-    if journal_health != "ok":
-        found.append((f"the coordinator's journal is {journal_health}", None))
     shown = _shown(fleet)
     runs = [fleet.runs[run_id] for campaign in shown for run_id in campaign.runs]
     for state in (RunState.STUCK, RunState.HELD, RunState.FAILED):

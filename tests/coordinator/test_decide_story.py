@@ -100,6 +100,19 @@ def test_a_second_campaign_waits_for_memory_and_says_what_holds_it() -> None:
     assert fleet.run("second").host == "gx10"
 
 
+def test_wandering_figures_do_not_fill_the_journal() -> None:
+    fleet = VirtualCoordinator()
+    fleet.launch(plan(candidate("big", memory_host_bytes=6 * GIB), candidate("second", memory_host_bytes=4 * GIB)))
+    fleet.tick()
+    fleet.until(CampaignStage.TRAINING)
+    for number in range(120):
+        fleet.hosts["gx10"].memory_bytes = 3 * GIB + number * GIB // 10
+        fleet.round(work=False)
+
+    assert fleet.run("second").state is RunState.QUEUED
+    assert 1 <= len(fleet.events("run_waits")) <= 5
+
+
 def test_a_cap_that_fits_no_host_is_refused_with_the_arithmetic() -> None:
     fleet = VirtualCoordinator()
     number = fleet.launch(plan(candidate("huge", memory_host_bytes=20 * GIB)))

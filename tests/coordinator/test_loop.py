@@ -1,0 +1,220 @@
+"""The real loop with its threads, inbox, journal and workers; hosts are virtual behind the session protocol, jobs are functions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from virtual_fleet import VirtualHost, candidate, plan
+
+from fleetd import clock
+from fleetd.coordinator.couriers import Courier, LocalCourier
+from fleetd.coordinator.loop import Loop, replay_journal
+from fleetd.coordinator.sight import Job, Order
+from fleetd.fleet import Fleet
+from fleetd.journal import Journal
+from fleetd.model import Owner
+from fleetd.wire import encode
+from policies.errors import from_json
+from policies.facts import CampaignStage, RunState, format_moment
+
+OWNER = Owner(coordinator_id="c0ffee", generation=1)
+ROUNDS_MAX = 600
+
+
+class VirtualSession:
+    """A session to a virtual host, which works a stride at each poll."""
+
+    def __init__(self, host: VirtualHost, folder: Path) -> None:
+        self.host = host
+        self.courier: Courier = LocalCourier(host.name, folder)
+        self.hangs = threading.Event()
+        self.goes_on = threading.Event()
+
+    def call(self, order: str, body: dict[str, Any], timeout_seconds: float) -> dict[str, Any]:
+        if self.hangs.is_set():
+            self.goes_on.wait(30)
+        now = clock.read().now
+        if order in ("hello", "facts"):
+            return {"protocol": 1, "facts": encode(self.host.facts())}
+        if order == "poll":
+            for run_id in list(self.host.specs):
+                self.host.work(run_id, now)
+            answer = self.host.answer(body["after"], now)
+            return {"at": format_moment(now), "memory_available_bytes": 2**40, "disk_free_bytes": 1, "runs": encode(answer.reports)}
+        run_id = body.get("run_id") or body["spec"]["run_id"]
+        done = self.host.obey(Order(key="", host=self.host.name, order=order, run_id=run_id, body=body), now)
+        if done.error is not None:
+            raise from_json(done.error)
+        return done.answer
+
+    def close(self) -> None:
+        self.goes_on.set()
+
+
+class Office:
+    """A loop in its thread, with a journal on a real disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.host = folder, VirtualHost(memory_bytes=2**40)
+        self.jobs: list[str] = []
+        self.broken: dict[str, Exception] = {}
+        self.session = VirtualSession(self.host, folder)
+        self.begin()
+
+    def begin(self) -> None:
+        self.journal = Journal.open(self.folder / "journal.db")
+        self.loop = Loop(self.journal, OWNER, python="python", make_session=lambda plan, owner: self.session, run_job=self.do)
+        self.thread = threading.Thread(target=self.loop.run)
+        self.thread.start()
+
+    def do(self, job: Job, fleet: Fleet, sessions: dict[str, Any], now: Any) -> dict[str, Any]:
+        self.jobs.append(job.kind)
+        if job.kind in self.broken:
+            raise self.broken[job.kind]
+        results: dict[str, dict[str, Any]] = {
+            "preflight": {"digests": {"train": "t", "validation": "v", "test": "e"}}, "stage": {"digests": {"release": "r"}},
+            "select": {
+                "because": "lowest", "run_id": "x", "candidate": "low", "step": 1, "checkpoint_digest": "c", "base_checkpoint_digest": "b",
+                "table": [],
+            },
+            "freeze": {"frozen_sha256": "f"}, "stage_evaluation": {"digests": {}, "opening": {"split": "test", "number": 1}}, "judge": {"result": {}},
+            "prune": {"removed": []},
+        }
+        return results.get(job.kind, {})
+
+    @property
+    def fleet(self) -> Fleet:
+        return self.loop.published.fleet if self.loop.published is not None else Fleet()
+
+    def until(self, what: Callable[[], bool]) -> None:
+        for _ in range(ROUNDS_MAX):
+            if what():
+                return
+            threading.Event().wait(0.02)
+        raise AssertionError([(run.candidate, run.state.value, run.detail) for run in self.fleet.runs.values()])
+
+    def launch(self) -> None:
+        reply = self.loop.inbox.ask("launch", {"plan": encode(plan(candidate("low"), candidate("high"))), "actor": "user:test"}, 20.0)
+        assert reply.error is None, reply.error
+
+    def stage(self) -> CampaignStage | None:
+        return next((campaign.stage for campaign in self.fleet.campaigns.values()), None)
+
+    def end(self) -> Fleet:
+        self.session.close()
+        self.loop.stop()
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+        fleet = replay_journal(self.journal)
+        self.journal.close()
+        return fleet
+
+
+@pytest.fixture
+def make_office(tmp_path: Path) -> Iterator[Callable[[], Office]]:
+    made: list[Office] = []
+
+    def make() -> Office:
+        made.append(Office(tmp_path))
+        return made[-1]
+
+    yield make
+    for office in made:
+        if office.thread.is_alive():
+            office.end()
+
+
+@pytest.fixture
+def office(make_office: Callable[[], Office]) -> Office:
+    return make_office()
+
+
+def test_a_campaign_goes_through_threads_and_disk_as_it_does_in_the_story(office: Office) -> None:
+    office.launch()
+    office.until(lambda: any(campaign.reported for campaign in office.fleet.campaigns.values()))
+    lived = office.fleet
+
+    replayed = office.end()
+    assert lived.campaigns == replayed.campaigns and lived.runs == replayed.runs
+    assert office.stage() is CampaignStage.EVALUATED
+    assert {spec.run_id for spec in office.host.start_orders} == set(replayed.runs)
+
+
+def test_a_new_loop_on_the_same_journal_goes_on_where_the_first_one_was(office: Office) -> None:
+    office.launch()
+    office.until(lambda: any(run.state is RunState.RUNNING for run in office.fleet.runs.values()))
+    office.end()
+    office.session = VirtualSession(office.host, office.folder)
+    office.begin()
+    office.until(lambda: any(campaign.reported for campaign in office.fleet.campaigns.values()))
+
+    placed = {run.run_id: run.spec for run in office.fleet.runs.values()}
+    assert all(spec == placed[spec.run_id] for spec in office.host.start_orders)
+    assert [kind for kind in office.jobs if kind == "preflight"] == ["preflight"], "what is done is not asked for again"
+
+
+def test_a_hanging_host_holds_up_nobody_else(office: Office) -> None:
+    office.launch()
+    office.session.hangs.set()
+    before = office.loop.published
+    office.until(lambda: office.loop.published is not before)
+
+    reply = office.loop.inbox.ask("stop", {"target": "demo", "mode": "graceful", "actor": "user:test"}, 10.0)
+    assert reply.error is None and len(reply.body["runs"]) == 2
+
+
+def test_an_order_to_start_waits_for_the_durable_record_and_a_stop_does_not(office: Office) -> None:
+    office.launch()
+    office.until(lambda: len(office.host.start_orders) == 2)
+    connection = office.journal._connection
+    assert connection is not None
+    connection.execute("PRAGMA query_only = ON")  # from here on every write fails, as on a disk that went read-only
+    office.until(lambda: office.loop.published is not None and office.loop.published.journal_health != "ok")
+    reply = office.loop.inbox.ask("stop", {"target": "all", "mode": "graceful", "actor": "user:test"}, 10.0)
+    refused = office.loop.inbox.ask("launch", {"plan": encode(plan(name="other", plan_sha256="cd" * 32)), "actor": "user:test"}, 10.0)
+
+    assert reply.error is None and refused.error is not None and "journal" in refused.error["where"]
+    office.until(lambda: {office.host.states[run_id] for run_id in office.host.specs} <= {RunState.STOPPED, RunState.FINISHED})
+    connection.execute("PRAGMA query_only = OFF")
+    office.until(lambda: office.journal.health == "ok")
+    lived = office.fleet
+    assert office.end().runs.keys() == lived.runs.keys()
+
+
+def test_a_job_that_breaks_down_ends_its_campaign_and_not_the_loop(office: Office) -> None:
+    office.broken["select"] = KeyError("our mistake")
+    office.launch()
+    office.until(lambda: office.stage() is CampaignStage.FAILED)
+
+    assert "select broke down: KeyError('our mistake')" in next(iter(office.fleet.campaigns.values())).detail
+    assert office.thread.is_alive()
+
+
+def test_a_full_disk_of_a_job_is_tried_again_and_shown(office: Office) -> None:
+    office.broken["stage"] = OSError(28, "No space left on device", "/host/datasets")
+    office.launch()
+    office.until(lambda: office.jobs.count("stage") >= 2)
+    assert office.stage() is CampaignStage.STAGING
+    office.broken.clear()
+
+    office.until(lambda: any(campaign.reported for campaign in office.fleet.campaigns.values()))
+    assert office.stage() is CampaignStage.EVALUATED
+
+
+def test_a_step_of_the_wall_clock_moves_no_deadline(tmp_path: Path, make_office: Callable[[], Office], monkeypatch: pytest.MonkeyPatch) -> None:
+    offset = tmp_path / "offset"
+    offset.write_text("0")
+    monkeypatch.setenv(clock.ENV_OFFSET_FILE, str(offset))
+    office = make_office()
+    office.launch()
+    office.until(lambda: any(run.state is RunState.RUNNING for run in office.fleet.runs.values()))
+    offset.write_text("36000")
+    office.until(lambda: office.loop.published is not None and bool(office.loop.published.clock_alarm))
+    office.until(lambda: any(campaign.reported for campaign in office.fleet.campaigns.values()))
+
+    assert {run.reason for run in office.end().runs.values()} == {None}, "ten hours of wall clock ended no run by its deadline"
+    assert office.stage() is CampaignStage.EVALUATED
