@@ -24,6 +24,7 @@ import yaml
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "manpages" / "data"
 WAIT_SECONDS_MAX = 150.0
+CLOSE_SECONDS_MAX = 15.0
 
 TINY_MODEL = {
     "model_type": "llama", "vocab_size": 8000, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -111,7 +112,7 @@ class Fleet:
             document = self.status()
             if met(document):
                 return document
-            assert time.monotonic() < end, f"not within {seconds} s: {what}\n{json.dumps(document, indent=1)[-6000:]}\n{self.logs()}"
+            assert time.monotonic() < end, f"not within {seconds} s: {what}\n{self('status', expect=None).stdout}\n{self.logs()}"
             time.sleep(0.3)
 
     def coordinator_pid(self) -> int:
@@ -139,12 +140,18 @@ class Fleet:
         return found
 
     def close(self) -> None:
-        """End what this installation still runs: by its own commands first, then by pid."""
+        """End what this installation still runs: by its own commands first, then by pid, then the cgroups of what was killed."""
         if any("daemon" in " ".join(process.cmdline()) for process in self.processes()):
             self("stop", "--all", "--now", expect=None)
+            end = time.monotonic() + CLOSE_SECONDS_MAX
+            while time.monotonic() < end and any("host.shim" in " ".join(process.cmdline()) for process in self.processes()):
+                time.sleep(0.2)
         for process in self.processes():
             process.send_signal(signal.SIGKILL)
         psutil.wait_procs(self.processes(), timeout=10)
+        for run in self.host_root.glob("runs/*"):
+            for group in Path("/sys/fs/cgroup").glob(f"**/fleetd-{run.name}-*"):
+                group.rmdir()
         shutil.rmtree(self.root, ignore_errors=True)
 
 

@@ -55,7 +55,7 @@ def test_a_killed_supervisor_is_replaced_by_one_that_adopts_the_same_trainer(fle
     after = fleet.runs()["one"]
     assert after["attempt"] == 1
     assert after["state"] == "finished"
-    assert after["attempts_ended"][-1]["exit_code"] == 0
+    assert after["attempts_ended"][-1]["exit"]["exit_code"] == 0
     events = fleet("events", "--json").stdout
     assert '"adopted"' in events
 
@@ -71,7 +71,7 @@ def test_a_killed_trainer_resumes_from_its_last_complete_checkpoint(fleet: Fleet
 
     after = fleet.runs()["one"]
     assert after["attempt"] == 2
-    assert after["attempts_ended"][0]["signal"] == signal.SIGKILL
+    assert after["attempts_ended"][0]["exit"]["signal"] == signal.SIGKILL
     resumed = [json.loads(line) for line in (fleet.run_dir(run) / "log.jsonl").read_text(encoding="utf-8").splitlines() if '"start"' in line]
     assert resumed[1]["step"] >= 40
     assert resumed[1]["resumed_from"]

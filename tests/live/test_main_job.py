@@ -73,7 +73,7 @@ def test_a_stopped_and_resumed_run_equals_one_that_was_never_stopped(fleet: Flee
         fleet("wait", stopped, "--timeout", "1m", expect=6)
         run = next(each for each in fleet.status()["runs"] if each["campaign_id"] == stopped)
         assert run["state"] == "stopped"
-        assert run["attempts_ended"][-1]["exit_code"] == 10
+        assert run["attempts_ended"][-1]["exit"]["exit_code"] == 10
         newest = final_checkpoint(fleet, run)
         assert newest.name == f"step-{max(losses_by_step(fleet, run)):09d}", "a complete checkpoint at the step where it stopped"
         fleet("resume", stopped)
