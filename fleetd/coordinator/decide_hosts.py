@@ -25,10 +25,16 @@ REFUSALS = frozenset({"RequestRefused", "PlanInvalid", "DataDamaged", "ResumeMis
 """A host that refuses a start with one of these has not started anything and will say the same again."""
 
 _LOSABLE = frozenset({RunState.STARTING, RunState.RUNNING, RunState.STOPPING, RunState.BACKOFF})
-_NOTICE_NEEDS: dict[str, tuple[tuple[str, type], ...]] = {
-    "state_changed": (("to", str),), "attempt_started": (("attempt", int),), "attempt_ended": (("attempt", int),),
-    "checkpoint": (("step", int), ("digest", str)), "validation": (("step", int),),
+_NONE = type(None)
+_COUNTED = frozenset({"step", "attempt", "rows", "seconds"})
+_NOTICE_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
+    "state_changed": {"to": (str,)},
+    "attempt_started": {"attempt": (int,)},
+    "attempt_ended": {"attempt": (int,)},
+    "checkpoint": {"step": (int,), "digest": (str,), "bytes": (int, _NONE)},
+    "validation": {"step": (int,), "sha256": (str, _NONE), "value": (int, float, _NONE), "rows": (int, _NONE), "seconds": (int, float, _NONE)},
 }
+"""What the fleet will read of a notice. One that is not so is kept as it came and read by nobody: history must never stop a replay."""
 
 
 def needed_hosts(fleet: Fleet) -> dict[str, HostPlan]:
@@ -110,16 +116,17 @@ def _take_notice(pen: Pen, run_id: str, notice: Notice) -> bool:
         detail = str(notice.body.get("detail") or reason or "")
         pen.move_run(run_id, to, detail, reason=reason, actor=f"host:{run.host}", notice=notice.sequence)
         return True
-    kind = notice.kind if notice.kind not in _NOTICE_NEEDS or _is_well_formed(notice) else f"malformed {notice.kind}"
+    kind = notice.kind if _is_well_formed(notice) else f"malformed {notice.kind}"
     body = {"notice": notice.sequence, "kind": kind, "body": notice.body}
     pen.write("noticed", body, run=run_id, host=run.host, actor=f"host:{run.host}", because=_words(notice))
     return True
 
 
 def _is_well_formed(notice: Notice) -> bool:
-    needs = _NOTICE_NEEDS.get(notice.kind, ())
-    if not all(isinstance(notice.body.get(name), kind) and not isinstance(notice.body.get(name), bool) for name, kind in needs):
-        return False
+    for name, kinds in _NOTICE_FIELDS.get(notice.kind, {}).items():
+        value: Any = notice.body.get(name)
+        if not isinstance(value, kinds) or isinstance(value, bool) or (name in _COUNTED and (value or 0) < 0):
+            return False
     return notice.kind != "state_changed" or notice.body["to"] in RunState._value2member_map_
 
 

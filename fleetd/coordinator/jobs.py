@@ -95,6 +95,7 @@ class Jobs:
         return _KINDS[job.kind](place)
 
     def _report(self, place: Workplace) -> dict[str, Any]:
+        os.makedirs(place.paths.root, mode=0o700, exist_ok=True)
         for run_id in place.campaign.runs:
             courier = place.couriers.get(place.fleet.runs[run_id].host or "")
             if courier is not None:

@@ -17,7 +17,7 @@ from fleetd.coordinator.inbox import HostAnswer, HostTrouble, Inbox
 from fleetd.coordinator.sessions import Session
 from fleetd.coordinator.sight import Order, OrderDone
 from fleetd.model import HostFacts, RunReport
-from fleetd.wire import PROTOCOL, decode
+from fleetd.wire import PROTOCOL, WireError, decode
 from policies.errors import ExplainedError, HostUnreachable
 from policies.facts import parse_moment
 
@@ -41,6 +41,7 @@ class HostLink:
         self._closing = threading.Event()
         self._hello_said, self._facts_due = False, 0.0
         self._failures = 0
+        self._unreadable: dict[str, str] = {}
         self._thread = threading.Thread(target=self._run, name=f"host-{plan.name}", daemon=True)
 
     def start(self) -> None:
@@ -94,11 +95,22 @@ class HostLink:
         ))
 
     def _take_poll(self, answer: dict[str, Any]) -> None:
-        reports = tuple(decode(RunReport, each) for each in answer["runs"])
+        reports = tuple(report for report in (self._report(each) for each in answer["runs"]) if report is not None)
         self._inbox.put_host(HostAnswer(
             host=self.plan.name, at=parse_moment(answer["at"]), memory_available_bytes=answer.get("memory_available_bytes"),
             disk_free_bytes=answer.get("disk_free_bytes"), reports=reports,
         ))
+
+    def _report(self, body: Any) -> RunReport | None:
+        """One run's report. What one run's directory holds must not make the whole host unreadable."""
+        try:
+            return decode(RunReport, body)
+        except WireError as fault:
+            name = body.get("run_id") if isinstance(body, dict) else None
+            if self._unreadable.get(str(name)) != str(fault):
+                self._unreadable[str(name)] = str(fault)
+                logs.failed("report_unreadable", host=self.plan.name, run=name, what=str(fault))
+            return None
 
     def _carry_orders(self) -> None:
         while not self._closing.is_set():

@@ -19,6 +19,7 @@ from fleetd import logs
 from fleetd.campaign import HostPlan
 from fleetd.coordinator.couriers import Courier, LocalCourier
 from fleetd.coordinator.releases import stage_release
+from fleetd.logs import LOG_BYTES_MAX
 from fleetd.model import Owner
 from fleetd.paths import HostPaths
 from fleetd.wire import LINE_BYTES_MAX, WireError, dumps, loads
@@ -80,6 +81,7 @@ class LocalSession:
         root = Path(self._plan.root)
         environment = {**os.environ, "PYTHONPATH": str(HostPaths(root).releases / release), "PYTHONUNBUFFERED": "1"}
         argv = [self._plan.agent_python or sys.executable, "-m", "fleetd.host.agent", str(root)]
+        self._turn_log(root / "agent.log")
         errors = open(root / "agent.log", "ab")  # noqa: SIM115 - the child inherits it, closed right after
         try:
             # A session of its own: an interrupt at the coordinator's terminal is no order to the agent.
@@ -96,6 +98,14 @@ class LocalSession:
         self._buffer = b""
         logs.changed("agent_started", host=self._plan.name, pid=self._process.pid, release=release[:12])
         return self._process
+
+    def _turn_log(self, path: Path) -> None:
+        """Begin a new agent.log when the old one is large; one older is kept."""
+        try:
+            if path.stat().st_size > LOG_BYTES_MAX:
+                os.replace(path, path.with_name("agent.log.1"))
+        except OSError:
+            pass  # there is none yet, or the disk will say more at the next write
 
     def _write(self, process: subprocess.Popen[bytes], line: bytes, deadline: float) -> None:
         assert process.stdin is not None

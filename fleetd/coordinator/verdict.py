@@ -15,6 +15,8 @@ from policies.lifecycle import SETTLED
 
 TROUBLE_COUNT_MIN = 3
 """A job that failed this often in a row is somebody's business; once or twice it is the world's."""
+TROUBLE_SECONDS_MAX = 180.0
+"""Trouble that is older was given up: what is still wanted is tried again each minute."""
 
 _HELP = {RunState.HELD: "fleetd resume", RunState.STUCK: "look at its processes on the host", RunState.FAILED: "fleetd logs"}
 
@@ -30,7 +32,7 @@ def judge(fleet: Fleet, sight: Sight, now: datetime, journal_health: str, clock_
     """What a person has to know first. Of several things the most pressing, and how many more there are."""
     alarms = [(f"the coordinator's journal is {journal_health}", None)] if journal_health != "ok" else []
     alarms += [(clock_alarm, None)] if clock_alarm else []
-    pressing = [*alarms, *_needs_you(fleet, sight)]
+    pressing = [*alarms, *_needs_you(fleet, sight, now)]
     if pressing:
         return _first("NEEDS YOU", pressing)
     silent = _silent_hosts(fleet, sight, now)
@@ -44,7 +46,7 @@ def _first(word: str, found: list[tuple[str, datetime | None]]) -> Verdict:
     return Verdict(word=word, text=f"{text} (and {len(found) - 1} more)" if len(found) > 1 else text, since=since)
 
 
-def _needs_you(fleet: Fleet, sight: Sight) -> list[tuple[str, datetime | None]]:
+def _needs_you(fleet: Fleet, sight: Sight, now: datetime) -> list[tuple[str, datetime | None]]:
     found: list[tuple[str, datetime | None]] = []
     shown = _shown(fleet)
     runs = [fleet.runs[run_id] for campaign in shown for run_id in campaign.runs]
@@ -56,8 +58,9 @@ def _needs_you(fleet: Fleet, sight: Sight) -> list[tuple[str, datetime | None]]:
         look = sight.observations.get(run.run_id)
         if look is not None and run.state not in SETTLED and look.identity.startswith("cannot verify"):
             found.append((f"{run.candidate} on {run.host}: {look.identity}", sight.observed_at.get(run.run_id)))
-    for key, trouble in sight.job_troubles.items():
-        if trouble.count >= TROUBLE_COUNT_MIN:
+    for key, trouble in (*sight.job_troubles.items(), *sight.order_troubles.items()):
+        is_tried = (now - trouble.last_at).total_seconds() < TROUBLE_SECONDS_MAX and trouble.error["error"] != "HostUnreachable"
+        if trouble.count >= TROUBLE_COUNT_MIN and is_tried:
             found.append((f"{key.split(':')[0]}: {trouble.error['title']}: {trouble.error['what']}; {trouble.error['fix']}", trouble.last_at))
     return found
 

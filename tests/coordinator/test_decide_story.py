@@ -11,7 +11,6 @@ from virtual_fleet import START, VirtualCoordinator, VirtualHost, candidate, pla
 
 from fleetd.campaign import AfterFreeze, HostPlan
 from fleetd.fleet import Event, replay
-from fleetd.model import Notice, RunReport
 from fleetd.wire import decode
 from policies.errors import DataDamaged, RequestRefused
 from policies.facts import GIB, CampaignStage, Reason, RunState, Split
@@ -183,65 +182,6 @@ def test_damaged_data_fails_the_launch_and_nothing_starts() -> None:
     assert fleet.campaign().stage is CampaignStage.FAILED and not fleet.hosts["gx10"].start_orders
 
 
-def test_a_stop_reaches_running_and_queued_runs_and_a_resume_goes_on_with_the_same_order() -> None:
-    fleet = VirtualCoordinator()
-    fleet.launch(plan(candidate("first", memory_host_bytes=6 * GIB), candidate("waiting", memory_host_bytes=6 * GIB)))
-    fleet.tick()
-    fleet.until(CampaignStage.TRAINING)
-    fleet.round()
-    cutoff = fleet.campaign().cutoff_at
-    number = fleet.ask("stop", target="demo", mode="graceful")
-    fleet.round()
-    assert len(fleet.replies[number].body["runs"]) == 2
-    assert fleet.run("waiting").state is RunState.STOPPED
-    fleet.until(CampaignStage.STOPPED)
-    placed = [fleet.run("first").spec]
-
-    number = fleet.ask("resume", target="demo")
-    fleet.round()
-    assert set(fleet.replies[number].body["runs"]) == set(fleet.campaign().runs)
-    assert fleet.campaign().stage is CampaignStage.TRAINING
-    fleet.until(CampaignStage.EVALUATED)
-
-    assert [fleet.run("first").spec] == placed, "a resume brings no other order"
-    assert fleet.campaign().cutoff_at == cutoff, "a resume never moves the deadline"
-    assert {fleet.run(name).state for name in ("first", "waiting")} == {RunState.FINISHED}
-
-
-def test_a_resumed_run_waits_for_memory_that_another_campaign_took_meanwhile() -> None:
-    fleet = VirtualCoordinator()
-    fleet.launch(plan(candidate("one", memory_host_bytes=6 * GIB)))
-    fleet.tick()
-    fleet.until(CampaignStage.TRAINING)
-    fleet.round()
-    fleet.ask("stop", target="one")
-    fleet.until(CampaignStage.STOPPED)
-    fleet.launch(plan(candidate("other", memory_host_bytes=6 * GIB), name="second", plan_sha256="ef" * 32))
-    for _ in range(6):
-        fleet.round(work=False)
-    assert fleet.run("other").host == "gx10"
-
-    fleet.ask("resume", target="one")
-    fleet.round(work=False)
-    assert fleet.run("one").state is RunState.QUEUED and "held by other" in fleet.run("one").detail
-    for _ in range(20):
-        fleet.round()
-    assert fleet.run("one").state is RunState.FINISHED
-
-
-def test_a_stopped_campaign_is_judged_when_its_deadline_passes(fleet: VirtualCoordinator) -> None:
-    fleet.until(CampaignStage.TRAINING)
-    fleet.round()
-    fleet.ask("stop", target="all")
-    fleet.until(CampaignStage.STOPPED)
-    fleet.round(seconds=2 * 3600.0 - 500)
-
-    assert fleet.run("low").state is RunState.FINISHED and fleet.run("low").reason is Reason.DEADLINE
-    number = fleet.ask("resume", target="low")
-    fleet.until(CampaignStage.FROZEN)
-    assert refusal(fleet, number)["error"] in ("RequestRefused", "FreezeRefused")
-
-
 def test_a_silent_host_makes_its_runs_lost_and_nothing_is_started_again(fleet: VirtualCoordinator) -> None:
     fleet.until(CampaignStage.TRAINING)
     fleet.round()
@@ -271,49 +211,6 @@ def test_a_host_that_stays_silent_can_not_hold_the_campaign_hostage(fleet: Virtu
     assert fleet.campaign().frozen_digest is not None
     moved = next(event for event in fleet.events("campaign_moved") if event.body["to"] == "selecting")
     assert "low (lost)" in moved.because
-
-
-def test_every_notice_is_journaled_once_whatever_comes_twice_or_late(fleet: VirtualCoordinator) -> None:
-    fleet.until(CampaignStage.TRAINING)
-    fleet.round()
-    host = fleet.hosts["gx10"]
-    everything = host.answer({}, fleet.now)
-    fleet._news(everything)
-    fleet._news(everything)
-    fleet.round()
-    fleet._news(everything)
-    fleet.until(CampaignStage.EVALUATED)
-
-    run = fleet.run("low")
-    seen = [event.body["notice"] for event in fleet.events() if event.run_id == run.run_id and "notice" in event.body]
-    assert seen == list(range(1, len(host.notices[run.run_id]) + 1))
-
-
-def test_a_gap_in_the_notices_waits_for_what_is_missing(fleet: VirtualCoordinator) -> None:
-    fleet.until(CampaignStage.TRAINING)
-    fleet.round(work=False)
-    run_id = fleet.run("low").run_id
-    late = Notice(sequence=5, at=fleet.now, kind="alarm", body={"text": "later"})
-    answer = fleet.hosts["gx10"].answer({}, fleet.now)
-    fleet._news(type(answer)(host="gx10", at=fleet.now, reports=(RunReport(run_id=run_id, supervisor="alive", observation=None, notices=(late,)),)))
-    fleet.tick()
-
-    assert fleet.run("low").notices_seen < 5
-
-
-def test_a_malformed_notice_is_kept_and_changes_no_state(fleet: VirtualCoordinator) -> None:
-    fleet.until(CampaignStage.TRAINING)
-    fleet.round()
-    host, run_id = fleet.hosts["gx10"], fleet.run("low").run_id
-    state = fleet.run("low").state
-    host.tell(run_id, "state_changed", fleet.now, to="flying")
-    host.tell(run_id, "checkpoint", fleet.now, step="three")
-    host.tell(run_id, "state_changed", fleet.now, to="queued")
-    fleet.round(work=False)
-
-    assert fleet.run("low").state is state and fleet.run("low").notices_seen == len(host.notices[run_id])
-    kinds = [event.body["kind"] for event in fleet.events("noticed") if event.run_id == run_id]
-    assert "malformed state_changed" in kinds and "malformed checkpoint" in kinds
 
 
 def test_a_refused_start_ends_the_run_with_the_words_of_the_host(fleet: VirtualCoordinator) -> None:
@@ -366,26 +263,6 @@ def test_damaged_predictions_are_given_up_and_told(fleet: VirtualCoordinator) ->
     assert fleet.campaign().selection is not None, "the selection does not wait for copies that can't come"
 
 
-def test_a_reserved_split_stays_closed_before_the_freeze_and_is_opened_once_after_it() -> None:
-    fleet = VirtualCoordinator()
-    fleet.launch(plan(after_freeze=AfterFreeze(evaluate=())))
-    fleet.tick()
-    fleet.until(CampaignStage.TRAINING)
-    early = fleet.ask("open", campaign="demo", split="test", because="curious")
-    fleet.round()
-    assert refusal(fleet, early)["error"] == "FreezeRefused" and fleet.replies[early].exit_code == 9
-
-    fleet.until(CampaignStage.FROZEN)
-    asked = fleet.ask("open", campaign="demo", split="test", because="now it counts")
-    again = fleet.ask("open", campaign="demo", split="test", because="once more")
-    unknown = fleet.ask("open", campaign="demo", split="holdout")
-    fleet.until(CampaignStage.EVALUATED)
-    assert fleet.replies[asked].error is None
-    assert refusal(fleet, again)["error"] == "FreezeRefused" and refusal(fleet, unknown)["error"] == "NotFound"
-    assert fleet.campaign().results == {"test": {"rows": 100}}
-    assert [event.because for event in fleet.events("split_opened")] == ["now it counts"]
-
-
 def test_a_failed_evaluation_leaves_the_freeze_standing(fleet: VirtualCoordinator) -> None:
     fleet.until(CampaignStage.FROZEN)
     for _ in range(10):
@@ -398,35 +275,6 @@ def test_a_failed_evaluation_leaves_the_freeze_standing(fleet: VirtualCoordinato
 
     assert fleet.campaign().frozen_digest == "f" * 64
     assert fleet.campaign().detail.endswith("the frozen selection stands")
-
-
-def test_a_held_run_is_started_again_by_a_resume(fleet: VirtualCoordinator) -> None:
-    fleet.until(CampaignStage.TRAINING)
-    fleet.round()
-    host, run_id = fleet.hosts["gx10"], fleet.run("low").run_id
-    host.move(run_id, RunState.HELD, fleet.now, Reason.EXIT_NONZERO, "5 of 5 restarts used")
-    fleet.round(work=False)
-    assert fleet.run("low").state is RunState.HELD
-
-    fleet.ask("resume", target="low")
-    fleet.until(CampaignStage.EVALUATED)
-    assert fleet.run("low").state is RunState.FINISHED
-
-
-def test_a_stop_that_overtook_a_resume_is_corrected_by_what_the_host_sees(fleet: VirtualCoordinator) -> None:
-    fleet.until(CampaignStage.TRAINING)
-    fleet.round()
-    fleet.ask("stop", target="all")
-    fleet.until(CampaignStage.STOPPED)
-    fleet.ask("resume", target="low")
-    fleet.tick()
-    fleet.ask("stop", target="low")
-    fleet.tick()
-    fleet.orders[:] = [order for order in fleet.orders if order.key.endswith(":4") or order.run_id != fleet.run("low").run_id]
-    for _ in range(12):
-        fleet.round()
-
-    assert fleet.run("low").state is RunState.STOPPED
 
 
 def test_notify_tells_of_trouble_and_of_the_end() -> None:

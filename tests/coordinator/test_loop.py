@@ -33,6 +33,7 @@ class VirtualSession:
         self.courier: Courier = LocalCourier(host.name, folder)
         self.hangs = threading.Event()
         self.goes_on = threading.Event()
+        self.acknowledged: dict[str, int] = {}
 
     def call(self, order: str, body: dict[str, Any], timeout_seconds: float) -> dict[str, Any]:
         if self.hangs.is_set():
@@ -41,6 +42,7 @@ class VirtualSession:
         if order in ("hello", "facts"):
             return {"protocol": 1, "facts": encode(self.host.facts())}
         if order == "poll":
+            self.acknowledged = body["after"]
             for run_id in list(self.host.specs):
                 self.host.work(run_id, now)
             answer = self.host.answer(body["after"], now)
@@ -62,6 +64,8 @@ class Office:
         self.folder, self.host = folder, VirtualHost(memory_bytes=2**40)
         self.jobs: list[str] = []
         self.broken: dict[str, Exception] = {}
+        self.before: dict[str, Callable[[], None]] = {}
+        """What happens in the world just when a kind of job is done."""
         self.session = VirtualSession(self.host, folder)
         self.begin()
 
@@ -73,6 +77,7 @@ class Office:
 
     def do(self, job: Job, fleet: Fleet, sessions: dict[str, Any], now: Any) -> dict[str, Any]:
         self.jobs.append(job.kind)
+        self.before.get(job.kind, lambda: None)()
         if job.kind in self.broken:
             raise self.broken[job.kind]
         results: dict[str, dict[str, Any]] = {
@@ -96,6 +101,18 @@ class Office:
                 return
             threading.Event().wait(0.02)
         raise AssertionError([(run.candidate, run.state.value, run.detail) for run in self.fleet.runs.values()])
+
+    def disk(self, *, writable: bool) -> None:
+        """From here on every write of the journal fails, as on a disk that went read-only; or works again."""
+        connection = self.journal._connection
+        assert connection is not None
+        connection.execute(f"PRAGMA query_only = {'OFF' if writable else 'ON'}")
+
+    def ticks(self, count: int) -> None:
+        for _ in range(count):
+            before = self.loop.published
+            self.loop.inbox.wake()
+            self.until(lambda seen=before: self.loop.published is not seen)  # type: ignore[misc]
 
     def launch(self) -> None:
         reply = self.loop.inbox.ask("launch", {"plan": encode(plan(candidate("low"), candidate("high"))), "actor": "user:test"}, 20.0)
@@ -167,19 +184,41 @@ def test_a_hanging_host_holds_up_nobody_else(office: Office) -> None:
     assert reply.error is None and len(reply.body["runs"]) == 2
 
 
-def test_an_order_to_start_waits_for_the_durable_record_and_a_stop_does_not(office: Office) -> None:
+def test_no_start_leaves_before_its_intent_is_on_the_disk(office: Office) -> None:
+    office.before["stage"] = lambda: office.disk(writable=False)
+    office.launch()
+    office.until(lambda: any(run.state is RunState.STARTING for run in office.fleet.runs.values()))
+    office.ticks(10)
+    assert not office.host.start_orders and office.loop.published is not None and office.loop.published.journal_health != "ok"
+
+    office.disk(writable=True)
+    office.until(lambda: len(office.host.start_orders) == 2)
+
+
+def test_a_host_keeps_its_notices_until_they_are_on_the_disk(office: Office) -> None:
     office.launch()
     office.until(lambda: len(office.host.start_orders) == 2)
-    connection = office.journal._connection
-    assert connection is not None
-    connection.execute("PRAGMA query_only = ON")  # from here on every write fails, as on a disk that went read-only
+    office.disk(writable=False)
+    office.until(lambda: all(run.notices_seen >= 6 for run in office.fleet.runs.values()))
+    office.ticks(5)
+
+    durable = replay_journal(office.journal)
+    assert all(sequence <= durable.runs[run_id].notices_seen for run_id, sequence in office.session.acknowledged.items())
+    office.disk(writable=True)
+    office.until(lambda: office.session.acknowledged.get(next(iter(office.fleet.runs)), 0) >= 6)
+
+
+def test_a_stop_reaches_its_host_although_the_disk_is_full(office: Office) -> None:
+    office.launch()
+    office.until(lambda: len(office.host.start_orders) == 2)
+    office.disk(writable=False)
     office.until(lambda: office.loop.published is not None and office.loop.published.journal_health != "ok")
     reply = office.loop.inbox.ask("stop", {"target": "all", "mode": "graceful", "actor": "user:test"}, 10.0)
     refused = office.loop.inbox.ask("launch", {"plan": encode(plan(name="other", plan_sha256="cd" * 32)), "actor": "user:test"}, 10.0)
 
     assert reply.error is None and refused.error is not None and "journal" in refused.error["where"]
     office.until(lambda: {office.host.states[run_id] for run_id in office.host.specs} <= {RunState.STOPPED, RunState.FINISHED})
-    connection.execute("PRAGMA query_only = OFF")
+    office.disk(writable=True)
     office.until(lambda: office.journal.health == "ok")
     lived = office.fleet
     assert office.end().runs.keys() == lived.runs.keys()
