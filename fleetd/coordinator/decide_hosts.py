@@ -124,8 +124,10 @@ def _take_notice(pen: Pen, run_id: str, notice: Notice) -> bool:
 
 def _is_well_formed(notice: Notice) -> bool:
     for name, kinds in _NOTICE_FIELDS.get(notice.kind, {}).items():
-        value: Any = notice.body.get(name)
-        if not isinstance(value, kinds) or isinstance(value, bool) or (name in _COUNTED and (value or 0) < 0):
+        value = notice.body.get(name)
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            return False
+        if name in _COUNTED and isinstance(value, (int, float)) and value < 0:
             return False
     return notice.kind != "state_changed" or notice.body["to"] in RunState._value2member_map_
 

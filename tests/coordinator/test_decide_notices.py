@@ -19,12 +19,6 @@ def fleet() -> VirtualCoordinator:
     return found
 
 
-def refusal(fleet: VirtualCoordinator, number: int) -> dict[str, str]:
-    reply = fleet.replies[number]
-    assert reply.error is not None, f"it was granted: {reply.body}"
-    return reply.error
-
-
 def test_every_notice_is_journaled_once_whatever_comes_twice_or_late(fleet: VirtualCoordinator) -> None:
     fleet.until(CampaignStage.TRAINING)
     fleet.round()
