@@ -81,12 +81,22 @@ def _by_stall(sight: HostSight, attempt: AttemptSight, history: History) -> Caus
     return None if stall is None else Cause(stall.reason, StopMode.GRACEFUL, f"attempt {attempt.number}: {stall.because}")
 
 
+def patience_of(sight: HostSight, history: History, cause: Cause) -> float:
+    """Seconds from the first ask to the second. A trainer that is still starting answers an order once its libraries are loaded, which
+    nobody has measured: it gets the whole ceiling. For the deadline it does not: it has nothing to save yet."""
+    is_starting = sight.spec.contract and history.progress.phase is stalls.Phase.LAUNCH
+    if is_starting and cause.reason in (Reason.USER, Reason.SUPERSEDED):
+        return sight.spec.stop.grace_ceiling_seconds
+    return grace_of(sight, history)
+
+
 def grace_of(sight: HostSight, history: History) -> float:
-    """Seconds that a stop may take, as far as this run has been measured."""
+    """Seconds that a stop may take, as far as this run has been measured. A batch of a validation counts like a step: both are finished first."""
     terms = sight.spec.stop
     if sight.spec.contract:
         progress = history.progress
-        return deadlines.grace_seconds(progress.step_seconds, progress.save_seconds, terms.grace_floor_seconds, terms.grace_ceiling_seconds)
+        units = (*progress.step_seconds, *progress.batch_seconds)
+        return deadlines.grace_seconds(units, progress.save_seconds, terms.grace_floor_seconds, terms.grace_ceiling_seconds)
     if sight.cutoff_at is None:
         return terms.grace_ceiling_seconds
     window_seconds = max(0.0, (sight.cutoff_at - sight.spec.created_at).total_seconds())

@@ -11,7 +11,7 @@ Every Move is a step of policies.lifecycle. Only a verified leader is asked; a t
 
 from __future__ import annotations
 
-from fleetd.host.causes import Cause, by_order, grace_of, memory_verdict, stop_cause, stop_moment, too_late
+from fleetd.host.causes import Cause, by_order, memory_verdict, patience_of, stop_cause, stop_moment, too_late
 from fleetd.host.history import Action, Alarm, Ask, AskAgain, ClearAlarm, EndAttempt, Finish, History, KillTree, Move, RecordExit, StartAttempt
 from fleetd.host.sight import AttemptSight, HostSight
 from fleetd.model import ExitRecord
@@ -76,7 +76,7 @@ def _alive(sight: HostSight, attempt: AttemptSight, history: History) -> tuple[A
     moving = () if history.state is RunState.STOPPING else (Move(to=RunState.STOPPING, reason=cause.reason, detail=cause.because),)
     if cause.mode is StopMode.NOW:
         return (*moving, KillTree(reason=cause.reason, because=cause.because))
-    return (*moving, Ask(reason=cause.reason, grace_seconds=grace_of(sight, history), because=cause.because))
+    return (*moving, Ask(reason=cause.reason, grace_seconds=patience_of(sight, history, cause), because=cause.because))
 
 
 def _climb(sight: HostSight, history: History, cause: Cause | None) -> tuple[Action, ...]:

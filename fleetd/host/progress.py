@@ -34,6 +34,10 @@ class Progress:
     step_seconds: tuple[float, ...] = ()
     save_seconds: tuple[float, ...] = ()
     validation_seconds: tuple[float, ...] = ()
+    spoken_at: datetime | None = None
+    """When the validation under way last spoke, None outside of one."""
+    batch_seconds: tuple[float, ...] = ()
+    """Silences between the records of recent validations."""
 
     @property
     def steps_per_second(self) -> float | None:
@@ -47,7 +51,7 @@ class Progress:
 
 def next_attempt(progress: Progress) -> Progress:
     """The same run at the start of another trainer process: nothing was said yet, what was measured still holds."""
-    return replace(progress, phase=Phase.LAUNCH, last_event=None, last_because="")
+    return replace(progress, phase=Phase.LAUNCH, last_event=None, last_because="", spoken_at=None)
 
 
 def after_record(progress: Progress, record: dict[str, Any], *, read_at: datetime) -> Progress:
@@ -90,8 +94,11 @@ def _after_save(progress: Progress, record: dict[str, Any]) -> Progress:
 
 
 def _after_validation(progress: Progress, record: dict[str, Any], at: datetime) -> Progress:
+    silence = () if progress.spoken_at is None else (max(0.0, (at - progress.spoken_at).total_seconds()),)
+    progress = replace(progress, batch_seconds=(*progress.batch_seconds, *silence)[-STEPS_REMEMBERED_MAX:], spoken_at=at)
     if record.get("phase") != "end":
         return replace(progress, phase=Phase.VALIDATION)
+    progress = replace(progress, spoken_at=None)
     seconds, value, step = finite(record.get("seconds")), finite(record.get("value")), whole(record.get("step"))
     durations = progress.validation_seconds if seconds is None else (*progress.validation_seconds, seconds)[-PHASES_REMEMBERED_MAX:]
     best = progress.best

@@ -28,12 +28,12 @@ from fleetd.host.history import (
     after_action,
     attempt_started,
 )
-from fleetd.host.progress import Progress
+from fleetd.host.progress import Progress, after_record
 from fleetd.host.sight import AttemptSight, HostSight, MemoryLook
 from fleetd.model import Caps, DeadlineTerms, ExitRecord, Owner, RestartTerms, RunSpec, StallTerms, StopTerms, WantOrder
 from fleetd.wire import decode, dumps, encode, loads
 from policies.deadlines import EffectiveTime
-from policies.facts import GIB, OnReboot, Reason, RunKind, RunState, StopMode, Want
+from policies.facts import GIB, OnReboot, Reason, RunKind, RunState, StopMode, Want, format_moment
 from policies.identity import Standing
 from policies.lifecycle import FINAL, SETTLED
 from policies.stalls import Phase
@@ -125,6 +125,27 @@ def test_a_stop_asks_with_the_measured_grace_and_now_kills() -> None:
     graceful = decide(sight(attempt=alive(), want=wish(2, Want.STOP)), RUNNING)
     assert kinds(graceful) == [Move, Ask] and isinstance(graceful[1], Ask) and graceful[1].grace_seconds == 1 + 2 * 2 + 5
     assert kinds(decide(sight(attempt=alive(), want=wish(2, Want.STOP, StopMode.NOW)), RUNNING)) == [Move, KillTree]
+
+
+def test_an_order_waits_the_whole_ceiling_for_a_trainer_that_is_still_starting() -> None:
+    """Even when earlier attempts measured quick steps: a SIGTERM during the imports is answered only after them."""
+    starting = replace(RUNNING, progress=replace(RUNNING.progress, phase=Phase.LAUNCH))
+    ordered = decide(sight(attempt=alive(), want=wish(2, Want.STOP)), starting)
+    assert isinstance(ordered[-1], Ask)
+    assert ordered[-1].grace_seconds == 60.0
+    late = stop_moment(sight(), starting)
+    assert late == stop_moment(sight(), RUNNING), "the deadline does not wait for a trainer that has nothing to save"
+
+
+def test_a_slow_batch_of_a_validation_is_part_of_the_measured_grace() -> None:
+    progress = RUNNING.progress
+    for second, phase in ((0, "begin"), (7, "progress"), (9, "progress")):
+        record = {"event": "validation", "phase": phase, "step": 1, "at": format_moment(START + timedelta(seconds=second))}
+        progress = after_record(progress, record, read_at=START)
+    assert progress.batch_seconds == (7.0, 2.0)
+    ordered = decide(sight(attempt=alive(), want=wish(2, Want.STOP)), replace(RUNNING, progress=progress))
+    assert isinstance(ordered[-1], Ask)
+    assert ordered[-1].grace_seconds == 7 + 2 * 2 + 5
 
 
 def test_the_soft_line_asks_and_the_hard_line_kills() -> None:
