@@ -56,8 +56,11 @@ def _attempt(sight: HostSight, attempt: AttemptSight, history: History) -> tuple
 
 
 def _is_provably_over(sight: HostSight, attempt: AttemptSight) -> bool:
-    """Somebody else has the recorded pid, nothing of the tree is left, and nobody holds the lock that the trainer inherited."""
-    return attempt.is_dead and attempt.tree_count == 0 and not sight.is_trainer_lock_held
+    """Somebody else has the recorded pid, and bears no mark of the tree. What is left of the tree is ended first; then nobody may
+    hold the lock that the trainer inherited."""
+    if not attempt.is_dead or attempt.is_contested or attempt.tree_count is None:
+        return False
+    return attempt.tree_count > 0 or not sight.is_trainer_lock_held
 
 
 def _into_attempt(history: History) -> tuple[Action, ...]:

@@ -122,14 +122,19 @@ class AttemptWatch:
             shim_is_alive=self._shim_is_alive(seconds), is_started=rundir.is_started(self.paths, self.number),
             age_seconds=seconds - self.began_seconds, host_rebooted=record is not None and record.identity.boot_id != boot_id(),
             unverified_seconds=0.0 if self.unverified_since_seconds is None else seconds - self.unverified_since_seconds,
-            oom_kill_count=self.oom_kill_count,
+            oom_kill_count=self.oom_kill_count, is_contested=self._is_contested(record),
         )
 
     def never(self) -> frozenset[int]:
-        """Pids that no signal of ours may reach although they may look like the tree: this supervisor and the shim."""
-        record = self.shim_record.value
+        """Pids that no signal of ours may reach although they may look like the tree: this supervisor, the shim, and whoever has the
+        leader's pid without being the leader. The pid of a shim that has ended protects nobody."""
         pids = {os.getpid(), *(() if self.shim_pid is None else (self.shim_pid,))}
-        return frozenset(pids if record is None else {*pids, record.identity.pid})
+        shim, leader = self.shim_record.value, self.record.value
+        if shim is not None and not self.shim.is_dead:
+            pids.add(shim.identity.pid)
+        if leader is not None and self.leader.standing is Standing.STRANGER:
+            pids.add(leader.identity.pid)
+        return frozenset(pids)
 
     def ancestor(self) -> int | None:
         """The shim's pid while it is proven alive: whatever descends from it belongs to the tree."""
@@ -149,8 +154,9 @@ class AttemptWatch:
 
     def _scan(self, seconds: float, record: rundir.AttemptRecord) -> None:
         self.cgroup_pids = cgroups.processes_in(cgroups.decode_group(record.cgroup))
+        untouchable = self.never() - {record.identity.pid}  # whoever has the leader's pid is looked at, if never signalled
         self.members = tree.members(
-            record.token, record.session, record.cgroup, record.identity, never=self.never(), ancestor=self.ancestor(),
+            record.token, record.session, record.cgroup, record.identity, never=untouchable, ancestor=self.ancestor(),
         )
         self.scanned_seconds = seconds
 
@@ -159,6 +165,11 @@ class AttemptWatch:
         if record is None or self.scanned_seconds is None:
             return None
         return sum(1 for member in self.members if member.identity.pid != record.identity.pid or not self.leader.is_dead)
+
+    def _is_contested(self, record: rundir.AttemptRecord | None) -> bool:
+        if record is None or self.leader.standing is not Standing.STRANGER:
+            return False
+        return any(member.identity.pid == record.identity.pid for member in self.members)
 
     def shim_was_reaped(self) -> None:
         self.shim_pid, self.is_shim_reaped = None, True

@@ -32,7 +32,7 @@ from fleetd.clock import Moment
 from fleetd.host import cgroups, rundir, tree
 from fleetd.host.birth import Newborn, conceive, read_report, trainer_environment
 from fleetd.host.guard import TICK_SECONDS, DeadlineGuard, Due, SupervisorGuard
-from fleetd.host.processes import identity_of, set_child_subreaper, sight_of
+from fleetd.host.processes import identity_of, look, set_child_subreaper, sight_of
 from fleetd.host.rundir import AttemptRecord
 from fleetd.model import CapPart, ExitRecord, RunSpec
 from fleetd.paths import RunPaths
@@ -295,6 +295,7 @@ class Shim:
             if seen is None or (seen.si_pid == self.pid and not self.is_ended):
                 break
             os.waitpid(seen.si_pid, 0)
+            self.guard.pids.discard(seen.si_pid)  # from here on it may be anybody's
         if self.is_ended:
             self.is_empty = tree.is_empty(
                 self.token, None, self.group.encode(), self._leader(), never=self._never(), ancestor=os.getpid()
@@ -319,7 +320,8 @@ class Shim:
 
     def _never(self) -> frozenset[int]:
         recorded = rundir.read_program(self.paths.supervisor)
-        return frozenset(self.guard.pids | ({recorded.identity.pid} if recorded else set()))
+        lives = recorded is not None and not look(recorded.identity).is_dead
+        return frozenset(self.guard.pids | ({recorded.identity.pid} if recorded is not None and lives else set()))
 
     def _note(self, reports: tuple[tree.SignalReport, ...]) -> None:
         noted: list[dict[str, object]] = self.evidence.setdefault("signals", [])

@@ -31,6 +31,8 @@ class AttemptSight:
     unverified_seconds: float = 0.0
     host_rebooted: bool = False
     oom_kill_count: int = 0
+    is_contested: bool = False
+    """Whether the process that now has the leader's pid is not the recorded one, but carries a mark of the tree all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 
 from fleetd.host import cgroups
-from fleetd.host.processes import Grip, boot_id, grip, identity_of, open_process, read_file, stat_fields
+from fleetd.host.processes import Grip, boot_id, grip, identity_of, open_process, read_file, sight_of, stat_fields
 from policies.facts import ENV_TREE_TOKEN, ProcessIdentity
 
 KILL_ROUNDS_MAX = 40
@@ -195,7 +195,19 @@ def _member(
         return None
     except OSError:
         identity = ProcessIdentity(boot_id=boot_id(), pid=row.pid, start_ticks=row.start_ticks, uid=UID_UNKNOWN, argv=())
-    return Member(identity=identity, proofs=tuple(proofs)) if identity.start_ticks == row.start_ticks else None
+    if leader is not None and "leader" in proofs and not _is_same(leader, identity):
+        proofs.remove("leader")
+    return Member(identity=identity, proofs=tuple(proofs)) if proofs and identity.start_ticks == row.start_ticks else None
+
+
+def _is_same(leader: ProcessIdentity, found: ProcessIdentity) -> bool:
+    """Whether two looks at one pid and start time met one process: a start time counts in hundredths of a second, a pid may change
+    hands in less. Where the kernel has no inode for each process, the command line has to speak for it."""
+    if found.uid == UID_UNKNOWN:
+        return True  # listed, and never signalled
+    if None in (leader.pidfd_inode, found.pidfd_inode):
+        return (leader.uid, leader.argv) == (found.uid, found.argv)
+    return leader.pidfd_inode == found.pidfd_inode
 
 
 def _carries(row: _Row, token: str) -> bool:
@@ -217,16 +229,9 @@ def _session_is_ours(session: int, leader: ProcessIdentity | None) -> bool:
     """A session number is a pid: it means ours only as long as the leader, alive or unreaped, keeps that pid from being reused."""
     if leader is None or leader.pid != session:
         return False
-    try:
-        folder = open_process(session)
-    except OSError:
-        return False
-    try:
-        return int(stat_fields(folder)[19]) == leader.start_ticks
-    except (OSError, IndexError, ValueError):
-        return False
-    finally:
-        os.close(folder)
+    sight = sight_of(session)
+    is_same_inode = None in (sight.pidfd_inode, leader.pidfd_inode) or sight.pidfd_inode == leader.pidfd_inode
+    return sight.start_ticks == leader.start_ticks and is_same_inode
 
 
 def _descends(row: _Row, ancestor: int, rows: dict[int, _Row], stops: frozenset[int]) -> bool:

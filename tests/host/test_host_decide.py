@@ -109,7 +109,10 @@ def test_nothing_is_started_while_somebody_holds_the_trainers_lock_or_the_host_i
 
 @pytest.mark.parametrize("standing", [Standing.STRANGER, Standing.UNKNOWN])
 def test_whatever_is_wished_or_due_a_process_that_is_not_provably_ours_is_never_signalled(standing: Standing) -> None:
-    stranger = alive(standing=standing, is_dead=standing is Standing.STRANGER, tree_count=3, unverified_seconds=60.0, standing_text="other argv")
+    stranger = alive(
+        standing=standing, is_dead=standing is Standing.STRANGER, tree_count=3, is_contested=standing is Standing.STRANGER,
+        unverified_seconds=60.0, standing_text="other argv",
+    )
     for case in (sight(want=wish(2, Want.STOP, StopMode.NOW)), sight(CUTOFF_SECONDS + 1), sight(memory=MemoryLook(host_bytes=9 * GIB))):
         actions = decide(replace(case, attempt=stranger, is_trainer_lock_held=True), RUNNING)
         assert kinds(actions) == [Alarm] and "cannot verify" in str(actions[0])
@@ -119,6 +122,13 @@ def test_a_dead_leader_under_a_reused_pid_is_over_once_its_tree_is_empty_and_its
     stranger = ended(None, standing=Standing.STRANGER, exit=None)
     assert kinds(decide(sight(attempt=stranger), RUNNING)) == [RecordExit]
     assert kinds(decide(sight(attempt=stranger, is_trainer_lock_held=True), RUNNING)) == [Alarm]
+
+
+def test_a_stranger_under_the_leaders_pid_does_not_protect_what_is_left_of_the_tree() -> None:
+    left = replace(RUNNING, leader_gone_seconds=1000.0)
+    stranger = ended(None, standing=Standing.STRANGER, exit=None, tree_count=2)
+    assert kinds(decide(sight(5.0, attempt=stranger, is_trainer_lock_held=True), left)) == [KillTree]
+    assert kinds(decide(sight(5.0, attempt=replace(stranger, is_contested=True), is_trainer_lock_held=True), left)) == [Alarm]
 
 
 def test_a_stop_asks_with_the_measured_grace_and_now_kills() -> None:
@@ -271,10 +281,13 @@ class VirtualHost:
 
     def _check(self, seen: HostSight, actions: tuple[Action, ...]) -> None:
         attempt = self.attempt
-        may_signal = attempt is not None and not self.history.is_attempt_over and attempt.standing in (Standing.VERIFIED, Standing.GONE)
+        is_provable = attempt is not None and (
+            attempt.standing in (Standing.VERIFIED, Standing.GONE) or (attempt.is_dead and not attempt.is_contested)
+        )
+        may_signal = is_provable and not self.history.is_attempt_over
         for action in actions:
             if isinstance(action, Ask | AskAgain | KillTree):
-                assert may_signal, "only what is provably ours is signalled"
+                assert may_signal, "only what is provably ours is signalled, or what a dead leader has left"
             if isinstance(action, Ask | AskAgain):
                 assert attempt is not None and attempt.standing is Standing.VERIFIED
             if isinstance(action, StartAttempt):
