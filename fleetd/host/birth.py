@@ -11,6 +11,7 @@ If the shim dies before the gate opens, the child reads the end of the pipe and 
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -81,9 +82,12 @@ def trainer_environment(
 
 
 def conceive(
-    argv: tuple[str, ...], environment: dict[str, str], *, folder: Path, output: Path, group: cgroups.Group, lock: int
+    argv: tuple[str, ...], environment: dict[str, str], *, folder: Path, output: Path, group: cgroups.Group, lock: int, holds_signals: bool = False
 ) -> Newborn:
-    """Fork a child and wait until it stands at the gate. OSError when there is no process or file to be had."""
+    """Fork a child and wait until it stands at the gate. OSError when there is no process or file to be had.
+
+    `holds_signals`: the program takes SIGTERM and SIGINT over itself, so they wait for it while it starts instead of ending it.
+    """
     log = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     gate_reader, gate_writer = os.pipe()
@@ -92,7 +96,8 @@ def conceive(
         pid = os.fork()
         if pid == 0:
             os.close(gate_writer)
-            _become(argv, environment, folder=folder, streams=(null, log, log), group=group, lock=lock, gate=gate_reader, report=report_writer)
+            _become(argv, environment, folder=folder, streams=(null, log, log), group=group, lock=lock, gate=gate_reader, report=report_writer,
+                    holds_signals=holds_signals)
     except OSError:
         os.close(gate_writer)
         os.close(report_reader)
@@ -115,13 +120,15 @@ def read_report(report: int) -> str | None:
 
 def _become(
     argv: tuple[str, ...], environment: dict[str, str], *, folder: Path, streams: tuple[int, int, int], group: cgroups.Group, lock: int,
-    gate: int, report: int,
+    gate: int, report: int, holds_signals: bool,
 ) -> NoReturn:
     """The child's side. Nothing here may return or raise into the shim's own code."""
     subject: object = "the start"
     try:
         os.setsid()
         reset_signals()
+        if holds_signals:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         for target, source in enumerate(streams):
             os.dup2(source, target)
         os.set_inheritable(lock, True)

@@ -183,7 +183,9 @@ class Shim:
         environment = trainer_environment(self.paths, self.spec, token=self.token, resume=resume, inherited=dict(os.environ))
         folder = Path(self.spec.working_directory) if self.spec.working_directory else self.paths.root
         output = self.paths.attempt(self.attempt).stdout
-        return conceive(self.spec.argv, environment, folder=folder, output=output, group=self.group, lock=self.lock)
+        return conceive(
+            self.spec.argv, environment, folder=folder, output=output, group=self.group, lock=self.lock, holds_signals=self.paths.task.exists(),
+        )
 
     def _never_ran(self, reason: Reason, text: str) -> None:
         logs.failed("trainer_not_started", attempt=self.attempt, because=text)
