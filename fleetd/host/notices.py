@@ -187,6 +187,11 @@ class Looks:
         self._traced_state: RunState | None = None
         self._refused = ""
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether the disk did not take the last look."""
+        return bool(self._refused)
+
     def beat(self, sight: HostSight, history: History) -> None:
         now, seconds = sight.time.now, sight.boottime_seconds
         stop_at, cutoff_at = stop_moment(sight, history), sight.cutoff_at

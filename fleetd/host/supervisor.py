@@ -60,6 +60,8 @@ FAULTY_TICKS_MAX = 30
 LAUNCH_FAST_SECONDS = 10.0
 ENDING_FAST_SECONDS = 5.0
 CLOCK_RECORD_SECONDS = 60.0
+UNWATCHED_SECONDS = 10.0
+"""Longer than any pause between two looks: the machine slept, or this process was held up."""
 
 
 class Supervisor:
@@ -71,6 +73,7 @@ class Supervisor:
         self.own_status: int | None = None
         self.start_refused = ""
         self.is_done = False
+        self.looked_seconds: float | None = None
 
     def run(self) -> None:
         """Watch until the run is settled and every notice is on disk."""
@@ -99,6 +102,7 @@ class Supervisor:
             moment, time, self.history, silent_since_seconds=self.follower.log_grew_seconds, is_durable=self.spool.journal.is_durable,
         )
         self._remember(sight, true_moment)
+        sight = replace(sight, silent_seconds=self._silent_seconds(moment))
         self._act(decide(sight, self.history), sight, true_moment)
         self._show(sight)
         return sight
@@ -142,6 +146,18 @@ class Supervisor:
         seen_at = self.history.clock_seen_at
         if seen_at is None or (moment.now - seen_at).total_seconds() >= CLOCK_RECORD_SECONDS:
             self.history = replace(self.history, clock_seen_at=moment.now)
+
+    def _silent_seconds(self, moment: Moment) -> float:
+        """Since the trainer last said something, as far as it could have been heard. Asked once its log was read: what is new there ends
+        its silence before anybody judges by it."""
+        seconds, follower = moment.boottime_seconds, self.follower
+        gap_seconds = 0.0 if self.looked_seconds is None else seconds - self.looked_seconds
+        self.looked_seconds = seconds
+        if gap_seconds > UNWATCHED_SECONDS:
+            follower.log_grew_seconds = min(seconds, follower.log_grew_seconds + gap_seconds)
+        if self.looks.is_refused or not self.spool.journal.is_durable:
+            follower.log_grew_seconds = seconds  # a disk that takes nothing takes no log either
+        return seconds - follower.log_grew_seconds
 
     def _announce(self, sight: HostSight, moment: Moment) -> None:
         watch = self.observer.watch

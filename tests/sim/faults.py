@@ -1,0 +1,270 @@
+"""What goes wrong in a story and when, and what people ask for meanwhile. Every fault ends by itself; none begins after the heal."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from policies.facts import GIB, CampaignStage, RunState, Split
+from policies.lifecycle import SETTLED
+from tests.sim.coordinator import CRASHES, Office
+from tests.sim.machine import Machine, Process
+from tests.sim.world import World
+
+STEPS = (-3600.0, -40.0, -8.0, 8.0, 40.0, 3600.0)
+DEATHS = ("signalled", "before_write", "created")
+PERSON_SECONDS = 25.0
+
+
+class Faults:
+    def __init__(self, world: World, office: Office, machines: list[Machine], *, heals_at: float) -> None:
+        self.world, self.office, self.machines, self.heals_at = world, office, machines, heals_at
+        self.kinds: tuple[Callable[[], None], ...] = (
+            self._crash, self._crash, self._crash_between, self._crash_between, self._cut, self._cut, self._slow, self._lose, self._repeat,
+            self._reboot, self._power_cut, self._step_host, self._step_office, self._full_host, self._full_office, self._kill_supervisor,
+            self._kill_supervisor, self._supervisor_dies_between, self._hang_supervisor, self._kill_shim, self._kill_trainer, self._kill_both,
+            self._hide, self._hog, self._rot, self._unkillable, self._freeze_trainer, self._damage_job,
+        )
+
+    def plan(self, count: int) -> None:
+        """So many faults at random moments; often of a few kinds only, so that some stories are about one thing."""
+        kinds = self.kinds if self.world.chance(0.6) else tuple(self.world.random.sample(self.kinds, 4))
+        for _ in range(count):
+            self.world.after(self.world.between(0.0, self.heals_at), self._happen, self.world.random.choice(kinds))
+
+    def _happen(self, kind: Callable[[], None]) -> None:
+        if self.world.seconds < self.heals_at:
+            kind()
+
+    def _for_a_while(self, low: float, high: float, end: Callable[[], None]) -> None:
+        seconds = min(self.world.between(low, high), max(0.0, self.heals_at - self.world.seconds))
+        self.world.after(seconds, end)
+
+    def _machine(self) -> Machine:
+        return self.world.random.choice(self.machines)
+
+    def _network(self) -> Any:
+        return self.office.networks[self._machine().name]
+
+    def _pick(self, role: str) -> Process | None:
+        found = [process for machine in self.machines for process in machine.processes.values() if process.role == role and process.is_alive]
+        return self.world.random.choice(found) if found else None
+
+    # The coordinator.
+
+    def _crash(self) -> None:
+        self.office.crash("at rest", self.world.between(0.2, 40.0))
+
+    def _crash_between(self) -> None:
+        """At the next tick that has something to write down."""
+        loop = self.office.loop
+        if loop is not None:
+            loop.crash_at = self.world.random.choice(CRASHES)
+
+    def _step_office(self) -> None:
+        self.office.machine.step_clock(self.world.random.choice(STEPS))
+
+    def _full_office(self) -> None:
+        self._fill(self.office.machine)
+
+    def _damage_job(self) -> None:
+        kind = self.world.random.choice(("preflight", "stage", "freeze", "stage_evaluation", "judge", "report", "predictions", "checkpoint"))
+        if self.world.chance(0.3):
+            self.office.archive.fails[kind] = 1
+            self.world.say("coordinator", f"the next {kind} finds damaged bytes")
+
+    # The network.
+
+    def _cut(self) -> None:
+        network = self._network()
+        network.is_cut = True
+        self.world.say("network", f"the road to {network.machine.name} is cut")
+        self._for_a_while(2.0, 150.0, lambda: self._mend(network))
+
+    def _mend(self, network: Any) -> None:
+        network.is_cut, network.loss, network.repeat, network.delay_seconds = False, 0.0, 0.0, (0.001, 0.02)
+        self.world.say("network", f"the road to {network.machine.name} is good")
+
+    def _slow(self) -> None:
+        network = self._network()
+        network.delay_seconds = (0.1, 4.0)
+        self._for_a_while(10.0, 120.0, lambda: self._mend(network))
+
+    def _lose(self) -> None:
+        network = self._network()
+        network.loss = self.world.between(0.05, 0.5)
+        self._for_a_while(10.0, 120.0, lambda: self._mend(network))
+
+    def _repeat(self) -> None:
+        network = self._network()
+        network.repeat = 0.5
+        self._for_a_while(20.0, 200.0, lambda: self._mend(network))
+
+    # Hosts.
+
+    def _reboot(self) -> None:
+        self._power(self._machine(), self.world.between(3.0, 60.0))
+
+    _power_cut = _reboot
+
+    def _power(self, machine: Machine, down_seconds: float) -> None:
+        if machine.is_up:
+            self.world.say(machine.name, f"loses its power for {down_seconds:.0f} s")
+            machine.power_off()
+            self.world.after(min(down_seconds, max(1.0, self.heals_at - self.world.seconds)), self._power_on, machine)
+
+    def _power_on(self, machine: Machine) -> None:
+        machine.power_on()
+        if self.world.chance(0.2):
+            machine.step_clock(self.world.random.choice(STEPS))
+        self.world.say(machine.name, "is up again")
+
+    def _step_host(self) -> None:
+        self._machine().step_clock(self.world.random.choice(STEPS))
+
+    def _full_host(self) -> None:
+        self._fill(self._machine())
+
+    def _fill(self, machine: Machine) -> None:
+        if machine.is_disk_full:
+            return
+        machine.is_disk_full = True
+        self.world.say(machine.name, "its disk is full")
+
+        def free() -> None:
+            machine.is_disk_full = False
+            self.world.say(machine.name, "its disk has room again")
+
+        self._for_a_while(1.0, 90.0, free)
+
+    def _hog(self) -> None:
+        """Somebody else takes memory until little or nothing is left above the floor."""
+        machine = self._machine()
+        machine.hog_bytes = max(0, machine.available_bytes() - self.world.random.choice((0, GIB // 8, GIB // 3)))
+        self.world.say(machine.name, f"a stranger takes {machine.hog_bytes / GIB:.1f} GiB")
+
+        def give_back() -> None:
+            machine.hog_bytes = 0
+
+        self._for_a_while(2.0, 40.0, give_back)
+
+    def _hide(self) -> None:
+        machine = self._machine()
+        machine.is_hiding = True
+        self.world.say(machine.name, "processes can't be read any more")
+
+        def show() -> None:
+            machine.is_hiding = False
+            self.world.say(machine.name, "processes can be read again")
+
+        self._for_a_while(1.0, 60.0, show)
+
+    def _rot(self) -> None:
+        """A checkpoint's bytes go bad on disk."""
+        found = [checkpoint for machine in self.machines for run in machine.runs.values() for checkpoint in run.checkpoints.values()]
+        if found:
+            checkpoint = self.world.random.choice(found)
+            checkpoint.is_whole = False
+            self.world.say("disk", f"step {checkpoint.step}, {checkpoint.digest[:8]}, is damaged")
+
+    # Processes.
+
+    def _kill(self, role: str) -> None:
+        process = self._pick(role)
+        if process is not None:
+            self.world.say(process.machine.name, f"somebody kills {process!r}")
+            process.leave(int(signal.SIGKILL))
+
+    def _kill_supervisor(self) -> None:
+        self._kill("supervisor")
+
+    def _kill_shim(self) -> None:
+        self._kill("shim")
+
+    def _kill_trainer(self) -> None:
+        self._kill("trainer")
+
+    def _kill_both(self) -> None:
+        shim = self._pick("shim")
+        if shim is not None:
+            supervisors = [each for each in shim.machine.processes.values() if each.run_id == shim.run_id and each.role == "supervisor"]
+            for process in (shim, *supervisors):
+                process.leave(int(signal.SIGKILL))
+            self.world.say(shim.machine.name, f"somebody kills {shim!r} and its supervisor")
+
+    def _supervisor_dies_between(self) -> None:
+        runs = [run for machine in self.machines for run in machine.runs.values() if run.is_locked()]
+        if runs:
+            self.world.random.choice(runs).supervisor.dies_at = self.world.random.choice(DEATHS)
+
+    def _hang_supervisor(self) -> None:
+        process = self._pick("supervisor")
+        if process is not None:
+            process.hung_until = min(self.heals_at, self.world.seconds + self.world.between(3.0, 60.0))
+            self.world.say(process.machine.name, f"{process!r} hangs until {process.hung_until:.0f}")
+
+    def _freeze_trainer(self) -> None:
+        process = self._pick("trainer")
+        if process is not None:
+            process.hung_until = min(self.heals_at, self.world.seconds + self.world.between(3.0, 80.0))
+
+    def _unkillable(self) -> None:
+        process = self._pick("trainer")
+        if process is not None:
+            process.unkillable_until = min(self.heals_at, self.world.seconds + self.world.between(20.0, 150.0))
+            self.world.say(process.machine.name, f"{process!r} waits in the kernel until {process.unkillable_until:.0f}")
+
+
+class People:
+    """Operators: they ask for things, sensible or not, and after a while they look at what waits for a person."""
+
+    def __init__(self, world: World, office: Office, *, leaves_at: float) -> None:
+        self.world, self.office, self.leaves_at = world, office, leaves_at
+
+    def plan(self, count: int) -> None:
+        for _ in range(count):
+            self.world.after(self.world.between(5.0, self.leaves_at), self._ask)
+        self.world.after(PERSON_SECONDS, self._look)
+
+    def leave(self, kind: str, **body: Any) -> None:
+        """A request; while the coordinator is down its caller is told so, and gives up."""
+        if self.office.loop is not None:
+            self.world.say("person", f"{kind} { {name: value for name, value in body.items() if name not in ('plan', 'plan_text')} }")
+            number = self.office.loop.inbox.leave(kind, {"actor": "user:sim", **body})
+            self.office.laws.unanswered.add(number)
+
+    def _ask(self) -> None:
+        dice, loop = self.world.random, self.office.loop
+        if loop is None or not loop.fleet.runs:
+            return
+        runs = [run.candidate for run in loop.fleet.runs.values()]
+        campaigns = list(loop.fleet.campaigns)
+        target = dice.choice((dice.choice(runs), dice.choice(campaigns), "all", "nobody"))
+        kind = dice.choice(("stop", "stop", "stop", "resume", "resume", "open"))
+        if kind == "stop":
+            self.leave("stop", target=target, mode=dice.choice(("graceful", "graceful", "now")))
+            if self.world.chance(0.7):
+                self.world.after(self.world.between(0.5, 60.0), self.leave_resume, target)
+        elif kind == "resume":
+            self.leave("resume", target=target)
+        else:
+            split = dice.choice((Split.TEST, Split.HOLDOUT, Split.CALIBRATION)).value
+            self.leave("open", campaign=dice.choice(campaigns), split=split, because=dice.choice(("", "it counts now")))
+
+    def leave_resume(self, target: str) -> None:
+        if self.world.seconds < self.leaves_at:
+            self.leave("resume", target=target)
+
+    def _look(self) -> None:
+        """What waits for a person is resumed or stopped, sooner or later."""
+        if self.world.seconds < self.leaves_at:
+            self.world.after(PERSON_SECONDS, self._look)
+        loop = self.office.loop
+        if loop is None:
+            return
+        for run in loop.fleet.runs.values():
+            if run.state is RunState.HELD and self.world.chance(0.4):
+                self.leave("resume" if self.world.chance(0.7) else "stop", target=run.run_id)
+            elif run.state not in SETTLED and loop.fleet.campaigns[run.campaign_id].stage is CampaignStage.PREFLIGHT and self.world.chance(0.05):
+                self.leave("stop", target=run.run_id)

@@ -1,0 +1,230 @@
+"""What must never happen (DESIGN section 9), told from the truth of the virtual world and checked as things happen.
+
+Nothing here asks the code under test what it thinks. Host laws are below, the coordinator's in `laws_office.py`.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleetd.host.history import Action, Anchor, Ask, History, KillTree, Move, StartAttempt
+from fleetd.host.rundir import AttemptRecord
+from fleetd.host.sight import HostSight
+from fleetd.model import Observation, WantOrder
+from policies.facts import Reason, StopMode, Want
+from policies.memory import FLOOR_HARD_FRACTION
+from tests.sim.machine import Machine, Process
+from tests.sim.rundir import VirtualRun
+from tests.sim.world import Broken, World, true_seconds
+
+CLOCK_SECONDS = 6.0
+"""A clock may be this far off before it counts as stepped (5 s), and a look may come a moment late."""
+LATE_SECONDS = 3.0
+WATCH_SECONDS = 2.0
+LOOKS_KEPT_MAX = 20_000
+
+
+@dataclass
+class Truth:
+    """What really happened with one run on its host."""
+
+    run: VirtualRun
+    offset_seconds: float | None = None
+    """How far the clock that its deadlines are counted by is off, in this boot."""
+    asked_attempt: int = 0
+    asked_at: float = 0.0
+    grace_seconds: float = 0.0
+    soft_seen: tuple[int, float] = (0, 0.0)
+    """Attempt and time at which a supervisor first saw it above a soft line."""
+    births: list[int] = field(default_factory=list)
+
+    @property
+    def cutoff_seconds(self) -> float | None:
+        """The hard deadline in true seconds."""
+        cutoff_at = self.run.effective_cutoff()
+        return None if cutoff_at is None or self.offset_seconds is None else true_seconds(cutoff_at) - self.offset_seconds
+
+
+class Laws:
+    def __init__(self, world: World, coverage: Any) -> None:
+        self.world, self.coverage = world, coverage
+        self.truths: dict[str, Truth] = {}
+        self.machines: list[Machine] = []
+        self.looks: dict[tuple[str, Any], float] = {}
+        self.measured_at: dict[str, float] = {}
+        self.counts: Counter[str] = Counter()
+        world.after(WATCH_SECONDS, self._watch)
+
+    def broken(self, law: str, text: str) -> None:
+        raise Broken(law, text)
+
+    # Runs and their supervisors.
+
+    def created(self, run: VirtualRun) -> None:
+        if run.run_id in self.truths:
+            self.broken("5", f"{run.run_id} gets a second run directory, on {run.machine.name}")
+        self.truths[run.run_id] = Truth(run)
+
+    def anchored(self, run: VirtualRun, anchor: Anchor) -> None:
+        self.truths[run.run_id].offset_seconds = true_seconds(anchor.now) - self.world.seconds
+
+    def supervised(self, run: VirtualRun) -> None:
+        self.counts["supervisors"] += 1
+
+    def ordered(self, run: VirtualRun, want: WantOrder, applied: bool) -> None:
+        self.counts["orders"] += 1
+
+    def observed(self, run: VirtualRun, observation: Observation) -> None:
+        if len(self.looks) < LOOKS_KEPT_MAX:
+            self.looks[run.run_id, observation.at] = self.world.seconds
+
+    def measured(self, machine: Machine) -> None:
+        self.measured_at[machine.name] = self.world.seconds
+
+    # 1: signals.
+
+    def signalled(self, process: Process, number: int, sender: str, run_id: str) -> None:
+        self.counts["signals"] += 1
+        if process.run_id != run_id:
+            self.broken("1", f"{sender} of {run_id} sends {signal.Signals(number).name} to {process!r}")
+        wanted = ("supervisor",) if sender == "guard" else ("trainer", "worker")
+        if process.role not in wanted:
+            self.broken("1", f"{sender} of {run_id} sends {signal.Signals(number).name} to its own {process!r}")
+        if process.machine.is_hiding and process.role in ("trainer", "worker"):
+            self.broken("1", f"{sender} signals {process!r}, whose fields can't be read")
+
+    # 2, 4, 5: births.
+
+    def born(self, run: VirtualRun, child: Process, record: AttemptRecord) -> None:
+        self.counts["births"] += 1
+        truth = self.truths[run.run_id]
+        for machine in self.machines:
+            for process in machine.processes.values():
+                if process.run_id == run.run_id and process is not child and process.is_alive and process.role in ("trainer", "worker"):
+                    self.broken("2", f"{child!r} is born while {process!r} lives")
+        if record.attempt in truth.births:
+            self.broken("2", f"attempt {record.attempt} of {run.run_id} is started twice")
+        truth.births.append(record.attempt)
+        if record.resume_step is not None:
+            found = run.checkpoints.get(record.resume_step)
+            if found is None or not found.is_whole or found.digest != record.resume_digest:
+                self.broken("4", f"{run.run_id} resumes from step {record.resume_step}, which does not verify")
+        whole = max((step for step, found in run.checkpoints.items() if found.is_whole), default=None)
+        if whole != record.resume_step:
+            self.broken("4", f"{run.run_id} resumes from {record.resume_step} although step {whole} verifies")
+
+    # 3, 10, 11: stops have a true cause.
+
+    def looked(self, run: VirtualRun, sight: HostSight) -> None:
+        truth, attempt = self.truths[run.run_id], sight.attempt
+        self.counts["looks"] += 1
+        if attempt is None or attempt.standing is None or truth.soft_seen[0] == attempt.number:
+            return
+        if self._is_above(run, soft=True) and run.attempts[attempt.number].leader in run.machine.processes.values():
+            truth.soft_seen = (attempt.number, self.world.seconds)
+
+    def decided(self, run: VirtualRun, action: Action, sight: HostSight, history: History) -> None:
+        if isinstance(action, Move):
+            self.coverage.host[history.state, action.to] += 1
+        elif isinstance(action, StartAttempt):
+            self._may_start(run)
+        elif isinstance(action, Ask):
+            truth = self.truths[run.run_id]
+            truth.asked_attempt, truth.asked_at, truth.grace_seconds = history.attempt, self.world.seconds, action.grace_seconds
+            self._has_cause(run, action.reason, f"asked: {action.because}")
+        elif isinstance(action, KillTree):
+            self._may_kill(run, action, history)
+
+    def shim_acts(self, run: VirtualRun, due: Any) -> None:
+        self._has_cause(run, Reason.DEADLINE, f"its shim does {due}")
+
+    def _may_start(self, run: VirtualRun) -> None:
+        cutoff_seconds = self.truths[run.run_id].cutoff_seconds
+        living = run.living_tree()
+        if living:
+            self.broken("2", f"a start of {run.run_id} is decided while {living[0]!r} lives")
+        if cutoff_seconds is not None and self.world.seconds > cutoff_seconds + CLOCK_SECONDS:
+            self.broken("10", f"a start of {run.run_id} is decided {self.world.seconds - cutoff_seconds:.0f} s after its cutoff")
+
+    def _may_kill(self, run: VirtualRun, action: KillTree, history: History) -> None:
+        truth, stop = self.truths[run.run_id], history.stop
+        if stop is not None and stop.forced:
+            return
+        leader = run.attempts[history.attempt].leader
+        if leader is None or not leader.is_alive:
+            return  # what is left of a tree
+        if self._is_urgent(run):
+            self._asked_in_time(run, history)
+            return
+        asked = truth.asked_attempt == history.attempt
+        if not asked:
+            self.broken("3", f"{run.run_id} is killed for {action.reason} without being asked: {action.because}")
+        waited_seconds = self.world.seconds - truth.asked_at
+        if waited_seconds < truth.grace_seconds:
+            self.broken("3", f"{run.run_id} is killed {waited_seconds:.1f} s after it was asked, its grace is {truth.grace_seconds:.1f} s")
+
+    def _asked_in_time(self, run: VirtualRun, history: History) -> None:
+        """Above the hard line at once is killed at once; but what was seen above the soft line before had to be asked then."""
+        truth = self.truths[run.run_id]
+        number, seen_at = truth.soft_seen
+        if number == history.attempt and seen_at < self.world.seconds and truth.asked_attempt != history.attempt and not self._other_urgency(run):
+            self.broken("3", f"{run.run_id} was seen above its soft line {self.world.seconds - seen_at:.1f} s ago and is killed without being asked")
+
+    def _other_urgency(self, run: VirtualRun) -> bool:
+        cutoff_seconds = self.truths[run.run_id].cutoff_seconds
+        is_late = cutoff_seconds is not None and self.world.seconds >= cutoff_seconds - CLOCK_SECONDS
+        return is_late or (run.want.want is Want.STOP and run.want.mode is StopMode.NOW)
+
+    def _is_urgent(self, run: VirtualRun) -> bool:
+        return self._other_urgency(run) or self._is_above(run, soft=False)
+
+    def _is_above(self, run: VirtualRun, *, soft: bool) -> bool:
+        caps, used = run.spec.caps, sum(process.bytes() for process in run.living_tree())
+        cap_bytes = int(caps.host_bytes * caps.soft_fraction) if soft else caps.host_bytes
+        floor_bytes = caps.floor_bytes if soft else caps.floor_bytes * FLOOR_HARD_FRACTION
+        return used >= cap_bytes or run.machine.available_bytes() < floor_bytes
+
+    def _has_cause(self, run: VirtualRun, reason: Reason, how: str) -> None:
+        """5, 10, 11: neither a silent link, nor a stepped clock, nor a full disk is a reason to stop a trainer."""
+        truth, spec = self.truths[run.run_id], run.spec
+        said = f"{run.run_id} is {how}, but"
+        if reason in (Reason.USER, Reason.SUPERSEDED) and run.want.want is not Want.STOP:
+            self.broken("5", f"{said} nobody ordered a stop")
+        if reason in (Reason.MEMORY, Reason.HOST_MEMORY) and not self._is_above(run, soft=True):
+            self.broken("11", f"{said} no line is reached")
+        if reason is Reason.DEADLINE:
+            cutoff_seconds = truth.cutoff_seconds
+            ladder_seconds = 1.25 * spec.stop.grace_ceiling_seconds + 2.0 + CLOCK_SECONDS
+            if cutoff_seconds is None or self.world.seconds < cutoff_seconds - ladder_seconds:
+                left = "no" if cutoff_seconds is None else f"{cutoff_seconds - self.world.seconds:.0f} s to its"
+                self.broken("10", f"{said} there is {left} deadline")
+        speaks = run.trainer is not None and run.attempts[run.newest_attempt].leader is run.trainer.process
+        if reason in (Reason.STALLED, Reason.LAUNCH_TIMEOUT) and speaks:
+            silent_seconds = self.world.seconds - run.trainer.spoke_at
+            limit_seconds = min(spec.stall.floor_seconds, spec.stall.launch_seconds)
+            if silent_seconds < limit_seconds:
+                self.broken("11", f"{said} it spoke {silent_seconds:.0f} s ago")
+
+    # 10: nobody lives beyond the cutoff.
+
+    def _watch(self) -> None:
+        self.world.after(WATCH_SECONDS, self._watch)
+        for truth in self.truths.values():
+            cutoff_seconds = truth.cutoff_seconds
+            if cutoff_seconds is None or self.world.seconds < cutoff_seconds + LATE_SECONDS or not truth.run.machine.is_up:
+                continue
+            for process in truth.run.living_tree():
+                if process.unkillable_until < cutoff_seconds and not self._is_excused(truth.run, process):
+                    self.broken("10", f"{process!r} lives {self.world.seconds - cutoff_seconds:.0f} s after its cutoff")
+
+    def _is_excused(self, run: VirtualRun, process: Process) -> bool:
+        """Nobody who could end it lives, or it can't be proven to be ours."""
+        recorded = run.attempts[run.newest_attempt].record
+        shim_lives = any(each.run_id == run.run_id and each.role == "shim" and each.is_alive for each in run.machine.processes.values())
+        supervisor = run.supervisor.process if run.supervisor is not None else None
+        watches = supervisor is not None and supervisor.is_alive and supervisor.hung_until < self.world.seconds - LATE_SECONDS
+        is_new = process.start_ticks / 100 + LATE_SECONDS > run.machine.boottime_seconds()
+        return run.machine.is_hiding or recorded is None or not (shim_lives or watches) or is_new

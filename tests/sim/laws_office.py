@@ -1,0 +1,202 @@
+"""The laws that concern the coordinator: placing, silence, the freeze, the status document, and that history is whole."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from fleetd.coordinator.loop import replay_journal
+from fleetd.coordinator.sight import Decision, Order, Reply
+from fleetd.coordinator.targets import is_over
+from fleetd.fleet import Event, Fleet, Run
+from fleetd.wire import encode
+from policies.facts import CampaignStage, RunKind, RunState, Split
+from policies.freeze import order_faults
+from policies.lifecycle import SETTLED
+from tests.sim.laws import Laws
+from tests.sim.rundir import VirtualJournal
+
+AGE_SECONDS = 5.0
+"""How much younger than the truth an age may claim to be: what a message needs on its way."""
+NO_REASON_NEEDED = frozenset({"run_added", "coordinator_started", "coordinator_stopped", "report_written"})
+SEEN_FIELDS = ("pid", "identity", "step", "loss", "steps_per_second")
+
+
+class FleetLaws(Laws):
+    def __init__(self, world: Any, coverage: Any) -> None:
+        super().__init__(world, coverage)
+        self.office: Any = None
+        self.placed: dict[str, str] = {}
+        self.durable: Fleet | None = None
+        self.unanswered: set[int] = set()
+
+    # 5, 6, 12: what is concluded.
+
+    def concluded(self, before: Fleet, decision: Decision) -> None:
+        for event in decision.events:
+            self.counts["events"] += 1
+            if not event.actor or (not event.because and event.kind not in NO_REASON_NEEDED):
+                self.broken("12", f"{event.kind} says neither who nor why: {event}")
+            check = getattr(self, f"_{event.kind}", None)
+            if check is not None:
+                check(before, event)
+            if self.world.echo:
+                self._tell(event)
+
+    def _tell(self, event: Event) -> None:
+        if event.kind != "noticed":
+            words = " → ".join(str(event.body[name]) for name in ("from", "to") if name in event.body)
+            what = event.run_id or event.campaign_id or event.host or ""
+            self.world.say("coordinator", f"{event.kind} {what} {words} by {event.actor}: {event.because}")
+
+    def _run_placed(self, before: Fleet, event: Event) -> None:
+        assert event.run_id is not None and event.host is not None
+        if before.runs[event.run_id].spec is not None:
+            self.broken("5", f"{event.run_id} is placed twice")
+        self.placed[event.run_id] = event.host
+
+    def _run_moved(self, before: Fleet, event: Event) -> None:
+        source, to = RunState(event.body["from"]), RunState(event.body["to"])
+        self.coverage.runs[source, to] += 1
+        if source is RunState.LOST and event.actor == "coordinator":
+            self.broken("5", f"{event.run_id} leaves lost without a word of its host: {event.because}")
+
+    def _campaign_moved(self, before: Fleet, event: Event) -> None:
+        self.coverage.campaigns[CampaignStage(event.body["from"]), CampaignStage(event.body["to"])] += 1
+
+    def _split_opened(self, before: Fleet, event: Event) -> None:
+        if before.campaigns[event.campaign_id or ""].frozen_digest is None:
+            self.broken("6", f"{event.campaign_id}: {event.body['split']} is opened before the freeze")
+
+    def _job_failed(self, before: Fleet, event: Event) -> None:
+        if "broke down" in event.body["title"]:
+            self.broken("crash", f"{event.body['job']}: {event.body['what']}")
+
+    def sent(self, order: Order, fleet: Fleet, journal: VirtualJournal) -> None:
+        run = fleet.runs[order.run_id]
+        if order.host != run.host:
+            self.broken("5", f"an order for {order.run_id} goes to {order.host}, it was placed on {run.host}")
+        if order.order == "start":
+            if not journal.is_durable:
+                self.broken("12", f"{order.run_id} is started before its placing is on disk")
+            self._evaluates_the_frozen(run, order, fleet)
+
+    def _evaluates_the_frozen(self, run: Run, order: Order, fleet: Fleet) -> None:
+        if run.kind is RunKind.EVALUATE:
+            frozen = self.office.archive.store(run.campaign_id).frozen
+            if frozen is None or order.body["task"]["models"]["selected"]["digest"] != frozen["checkpoint_digest"]:
+                self.broken("7", f"{run.run_id} evaluates another checkpoint than the frozen one")
+
+    def selected(self, store: Any, selection: dict[str, Any], runs: list[Run]) -> None:
+        for digest in (selection["checkpoint_digest"], selection["base_checkpoint_digest"]):
+            if digest is not None and digest not in store.checkpoints:
+                self.broken("4", f"{store.campaign_id} selects {digest[:12]}, of which no verified copy is in the store")
+
+    def opened(self, store: Any, split: Split) -> None:
+        faults = order_faults(tuple(store.ledger))
+        if faults:
+            self.broken("6", f"{store.campaign_id}: {faults[0]}")
+
+    # 12: history.
+
+    def crashed(self, fleet: Fleet, journal: VirtualJournal) -> None:
+        self.counts["crashes"] += 1
+        self.durable = fleet if journal.is_durable else None
+
+    def restarted(self, fleet: Fleet) -> None:
+        self.unanswered.clear()
+        if self.durable is None:
+            return
+        same = (self.durable.campaigns, self.durable.runs, self.durable.hosts) == (fleet.campaigns, fleet.runs, fleet.hosts)
+        if not same:
+            self.broken("12", f"what the journal replays to is not the fleet that lived: {_difference(self.durable, fleet)}")
+
+    def replied(self, reply: Reply) -> None:
+        self.unanswered.discard(reply.number)
+        self.counts["replies"] += 1
+        self.counts["refusals"] += 1 if reply.error else 0
+
+    def whole_history(self) -> None:
+        """At the end: replay gives the fleet that lives, and every notice of every host is in it once, in order."""
+        loop = self.office.loop
+        fleet, journal = loop.fleet, loop.journal
+        if journal.is_durable and replay_journal(journal) != fleet:
+            self.broken("12", f"what the journal replays to is not the fleet that lives: {_difference(replay_journal(journal), fleet)}")
+        heard: dict[str, list[tuple[int, Any]]] = {}
+        for entry in journal.entries(limit=1_000_000):
+            if entry["kind"] in ("noticed", "run_moved") and "notice" in entry["body"]:
+                heard.setdefault(entry["run_id"], []).append((entry["body"]["notice"], entry))
+        for run_id, notices in heard.items():
+            told = self.truths[run_id].run.told
+            for (number, entry), expected in zip(notices, range(1, len(notices) + 1), strict=True):
+                if number != expected:
+                    self.broken("12", f"notice {number} of {run_id} is journaled where {expected} is next")
+                if entry["kind"] == "noticed" and encode(told[number]["body"]) != entry["body"]["body"]:
+                    self.broken("12", f"notice {number} of {run_id} is not what its host told")
+
+    # 9: the status document.
+
+    def check_document(self, document: dict[str, Any] | None) -> None:
+        if document is None:
+            return
+        self.counts["documents"] += 1
+        observations = self.office.loop.published.sight.observations
+        for run in document["runs"]:
+            look = observations.get(run["run_id"])
+            told = {name: run[name] for name in SEEN_FIELDS} | {"host_bytes": run["memory"]["host_bytes"]}
+            for name, measured in told.items():
+                self._honest(f"{name} of {run['run_id']}", measured, look, name)
+        for host in document["hosts"]:
+            for name in ("memory_available_bytes", "disk_free_bytes"):
+                value, age_seconds = host[name]["value"], host[name]["age_seconds"]
+                if value is not None and host["name"] not in self.measured_at:
+                    self.broken("9", f"{name} of {host['name']} is {value}, and nobody ever measured it")
+                if value is not None and age_seconds is not None:
+                    self._old_enough(f"{name} of {host['name']}", age_seconds, self.measured_at[host["name"]])
+
+    def _honest(self, what: str, measured: dict[str, Any], look: Any, name: str) -> None:
+        value, age_seconds = measured["value"], measured["age_seconds"]
+        if look is None:
+            if value is not None:
+                self.broken("9", f"{what} is {value}, and nobody ever looked")
+            return
+        source = look.memory if name == "host_bytes" else look
+        if value != (getattr(source, name) if source is not None else None):
+            self.broken("9", f"{what} is {value}, the last look says otherwise")
+        seen_at = self.looks.get((look.run_id, look.at))
+        if value is not None and seen_at is not None:
+            if age_seconds is None:
+                self.broken("9", f"{what} is {value} without an age")
+            self._old_enough(what, age_seconds, seen_at)
+
+    def _old_enough(self, what: str, age_seconds: float, seen_at: float) -> None:
+        true_age_seconds = self.world.seconds - seen_at
+        if age_seconds < true_age_seconds - AGE_SECONDS:
+            self.broken("9", f"{what} is said to be {age_seconds:.0f} s old and is {true_age_seconds:.0f} s old")
+
+    # Liveness.
+
+    def settled(self) -> None:
+        """Faults are over and time enough has passed: every run is settled, every campaign is over, every request answered."""
+        fleet = self.office.loop.fleet
+        for run in fleet.runs.values():
+            if run.state not in SETTLED:
+                self.broken("liveness", f"{run.run_id} is still {run.state}: {run.detail or 'no reason given'}")
+        for campaign in fleet.campaigns.values():
+            if not is_over(campaign):
+                self.broken("liveness", f"{campaign.campaign_id} is still {campaign.stage}: {campaign.detail or 'no reason given'}")
+        for truth in self.truths.values():
+            living = truth.run.living_tree()
+            if living:
+                self.broken("liveness", f"{living[0]!r} still lives")
+        if self.unanswered:
+            self.broken("liveness", f"{len(self.unanswered)} requests were never answered")
+
+
+def _difference(left: Fleet, right: Fleet) -> str:
+    words = Counter[str]()
+    for name in ("campaigns", "runs", "hosts"):
+        ours, theirs = getattr(left, name), getattr(right, name)
+        words.update(f"{name} {key}" for key in {*ours, *theirs} if ours.get(key) != theirs.get(key))
+    return ", ".join(words) or f"sequence {left.sequence} and {right.sequence}"
+

@@ -1,0 +1,86 @@
+"""Random plans, and the nature of the trainers in them: how each candidate trains and what befalls each attempt."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+from fleetd.campaign import AfterFreeze, CandidatePlan, DataRole, HostPlan, Notify, Plan, ReserveTerms
+from fleetd.model import RestartTerms, StallTerms, StopTerms
+from policies.facts import GIB, CapGrade, OnReboot, RunKind, SignalTarget, Split
+from tests.sim.rundir import VirtualRun
+from tests.sim.trainer import GOOD, Fate, Habits
+from tests.sim.world import World
+
+FATES = ("exit", "signal", "stall", "silent_launch", "deaf", "slow_save", "grow", "grow", "limit", "leak", "no_exec")
+EXITS = (1, 10, 20, 20, 30, 31, 32, 40, 137)
+SIGNALS = (signal.SIGSEGV, signal.SIGKILL, signal.SIGTERM, signal.SIGABRT)
+GROWTHS = (0.02 * GIB, 0.1 * GIB, 0.5 * GIB, 4.0 * GIB)
+
+
+class Nature:
+    """What the code under test can't know: habits of candidates and fates of attempts. `misfortune` is the share of attempts that go wrong."""
+
+    def __init__(self, world: World, misfortune: float) -> None:
+        self.world, self.misfortune = world, misfortune
+        self._habits: dict[str, Habits] = {}
+
+    def habits(self, run: VirtualRun) -> Habits:
+        if run.run_id not in self._habits:
+            self._habits[run.run_id] = self._draw(run)
+        return self._habits[run.run_id]
+
+    def _draw(self, run: VirtualRun) -> Habits:
+        world = self.world
+        steps = world.random.choice((8, 20, 40, 80))
+        every = world.random.choice((4, 10))
+        return Habits(
+            steps=steps, step_seconds=world.between(1.0, 6.0), save_every=world.random.choice((2, 5, 9)), save_seconds=world.between(0.2, 2.0),
+            validate_every=every, validation_seconds=world.between(1.0, 12.0), launch_seconds=world.between(0.5, 8.0),
+            quality=world.random.choice((0.0, 0.5, 1.0, 1.2)), worker_count=world.random.choice((0, 0, 1, 2)),
+            base_bytes=int(run.spec.caps.host_bytes * 0.5), command_seconds=world.between(20.0, 400.0), command_hears=world.chance(0.8),
+        )
+
+    def fate(self, run: VirtualRun) -> Fate:
+        world = self.world
+        if not world.chance(self.misfortune):
+            return GOOD
+        kind = world.random.choice(FATES)
+        codes = {"exit": world.random.choice(EXITS), "signal": int(world.random.choice(SIGNALS))}
+        at_step = 0 if kind == "silent_launch" or world.chance(0.15) else world.random.randint(1, 12)
+        return Fate(kind=kind, at_step=at_step, code=codes.get(kind, 0), growth=world.random.choice(GROWTHS))
+
+
+def random_plan(world: World, number: int, hosts: tuple[HostPlan, ...]) -> Plan:
+    """A campaign of minutes: a few candidates on some of the hosts, with tight bounds so that every rule comes into play."""
+    dice = world.random
+    own = hosts if world.chance(0.6) else (dice.choice(hosts),)
+    candidates = tuple(_candidate(world, f"{name}{number}", own) for name in ("low", "high", "wide")[:dice.choice((1, 2, 2, 3))])
+    deadline_seconds = dice.choice((200.0, 300.0, 450.0, 700.0))
+    reserved = (Split.TEST, Split.HOLDOUT)[:dice.choice((1, 2))]
+    minimum_seconds = deadline_seconds * dice.choice((0.15, 0.25, 0.4))
+    return Plan(
+        name=f"demo{number}", plan_sha256=f"{number:064d}", directory="/virtual", deadline_at=None, deadline_seconds=deadline_seconds,
+        reserve=ReserveTerms(minimum_seconds=minimum_seconds, factor=1.3, margin_seconds=dice.choice((5.0, 60.0))), hosts=own,
+        data=tuple(DataRole(split=split, path="shards", shard_split=split.value) for split in (Split.TRAIN, Split.VALIDATION, *reserved)),
+        candidates=candidates,
+        after_freeze=AfterFreeze(evaluate=reserved[:dice.choice((0, 1, 1, 2))], report=world.chance(0.8), memory_host_bytes=GIB),
+        notify=(Notify(command=("mail",)),) if world.chance(0.2) else (),
+    )
+
+
+def _candidate(world: World, name: str, hosts: tuple[HostPlan, ...]) -> CandidatePlan:
+    dice = world.random
+    floor_seconds = dice.choice((2.0, 5.0))
+    ours = CandidatePlan(
+        name=name, host=dice.choice((*(host.name for host in hosts), "any")), kind=RunKind.TRAIN, task={"steps": 40, "window": 128},
+        signal=SignalTarget.GROUP if world.chance(0.2) else SignalTarget.LEADER, memory_host_bytes=dice.choice((1, 2, 3)) * GIB,
+        memory_accelerator_bytes=0, memory_demand=CapGrade.ENFORCED if world.chance(0.1) else CapGrade.SAMPLED,
+        stop=StopTerms(grace_floor_seconds=floor_seconds, grace_ceiling_seconds=floor_seconds + dice.choice((5.0, 15.0, 30.0))),
+        restarts=RestartTerms(
+            restarts_max=dice.choice((0, 1, 3)), window_seconds=dice.choice((60.0, 600.0)), first_seconds=1.0, ceiling_seconds=20.0,
+        ),
+        stall=StallTerms(launch_seconds=dice.choice((30.0, 60.0)), floor_seconds=dice.choice((25.0, 50.0)), factor=8.0),
+        on_reboot=OnReboot.HOLD if world.chance(0.25) else OnReboot.RESUME,
+    )
+    return replace(ours, task=None, command=("sh", "-c", name)) if world.chance(0.12) else ours

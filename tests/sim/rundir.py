@@ -1,0 +1,267 @@
+"""A run directory in memory, with what is durable and what a power cut may undo. Stands in for fleetd/host/rundir.py and fleetd/journal.py.
+
+Writers that sync (orders, attempts, exits, the journal) fail on a full disk and outlive a power cut; looks (heartbeat, observation,
+acknowledgement) and the tail of the log do not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from fleetd.host.rundir import AttemptRecord, Heartbeat, ProgramRecord, effective_cutoff
+from fleetd.model import CutoffOrder, ExitRecord, Notice, Observation, RunSpec, WantOrder
+from fleetd.wire import decode
+from tests.sim.machine import Machine, Process
+
+
+@dataclass
+class Checkpoint:
+    """`is_whole`: every byte is what the manifest says. The claim reads the same either way."""
+
+    step: int
+    digest: str
+    at: datetime
+    is_whole: bool = True
+
+
+@dataclass
+class Attempt:
+    number: int
+    record: AttemptRecord | None = None
+    is_started: bool = False
+    exit: ExitRecord | None = None
+    leader: Process | None = None
+    oom_kills: int = 0
+
+
+@dataclass
+class Spool:
+    """What a supervisor's journal holds on disk."""
+
+    entries: dict[int, dict[str, Any]] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
+    last: int = 0
+
+
+class VirtualJournal:
+    """The journal as one process has it open: what could not be written waits in its memory, and dies with it. Mirrors fleetd/journal.py."""
+
+    def __init__(self, machine: Machine, disk: Spool, written: Any = None) -> None:
+        self._machine, self._disk, self._written = machine, disk, written
+        self._queue: list[dict[str, Any]] = []
+        self._state: dict[str, Any] = {}
+        self._floor = 0
+        self._fault = ""
+
+    @property
+    def is_durable(self) -> bool:
+        return not self._fault and not self._queue and not self._state
+
+    @property
+    def health(self) -> str:
+        return f"read-only: {self._fault}; {len(self._queue)} entries wait in memory" if self._fault else "ok"
+
+    @property
+    def last(self) -> int:
+        return max(self._disk.last, self._floor) + len(self._queue)
+
+    def append(self, entries: list[dict[str, Any]], *, state: dict[str, Any] | None = None) -> None:
+        for entry in entries:
+            assert entry.get("sequence", self.last + 1) == self.last + 1, f"entry {entry.get('sequence')} where {self.last + 1} is next"
+            self._queue.append(entry)
+        self._state.update(state or {})
+        self.retry()
+
+    def retry(self) -> None:
+        if not (self._queue or self._state or self._floor or self._fault):
+            return
+        try:
+            self._machine.check_disk()
+        except OSError as fault:
+            self._fault = str(fault)
+            return
+        disk, fresh = self._disk, []
+        disk.last = max(disk.last, self._floor)
+        for entry in self._queue:
+            disk.last += 1
+            disk.entries[disk.last] = {**entry, "sequence": disk.last}
+            fresh.append(disk.entries[disk.last])
+        disk.state.update(self._state)
+        self._queue, self._state, self._floor, self._fault = [], {}, 0, ""
+        if self._written is not None:
+            self._written(fresh)
+
+    def entries(self, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
+        last = min(self._disk.last, after + limit)
+        return [self._disk.entries[number] for number in range(after + 1, last + 1) if number in self._disk.entries]
+
+    def state_get(self, key: str, default: Any = None) -> Any:
+        return self._state.get(key, self._disk.state.get(key, default))
+
+    def start_after(self, sequence: int) -> None:
+        if sequence > self._disk.last:
+            self._floor = sequence
+            self.retry()
+
+    def trim(self, upto: int) -> None:
+        if not self._machine.is_disk_full:
+            for number in [number for number in self._disk.entries if number <= upto]:
+                del self._disk.entries[number]
+
+
+class VirtualRun:
+    """One run directory, and beside it what is true of the run."""
+
+    def __init__(self, machine: Machine, spec: RunSpec, task: dict[str, Any] | None, want: WantOrder) -> None:
+        self.machine, self.spec, self.task, self.want = machine, spec, task, want
+        self.run_id = spec.run_id
+        self.cutoff: CutoffOrder | None = None
+        self.acknowledged = 0
+        self.spool = Spool()
+        self.heartbeat: Heartbeat | None = None
+        self.observation: Observation | None = None
+        self.supervisor_record: ProgramRecord | None = None
+        self.shim_record: ProgramRecord | None = None
+        self.lock: Process | None = None
+        self.trainer_lock: list[Process] = []
+        self.attempts: dict[int, Attempt] = {}
+        self.log: list[dict[str, Any]] = []
+        self.log_synced = 0
+        self.checkpoints: dict[int, Checkpoint] = {}
+        self.checkpoint_changes = 0
+        self.predictions: dict[int, tuple[str, float, str]] = {}
+        """By step: SHA-256 of the rows, value, digest of the checkpoint."""
+        self.scored: dict[str, str] = {}
+        """Of an evaluation: SHA-256 by split."""
+        self.listeners: list[Any] = []
+        self.supervisor: Any = None
+        """The newest virtual supervisor, alive or not."""
+        self.trainer: Any = None
+        self.told: dict[int, dict[str, Any]] = {}
+        """Every notice that was ever durable, by number: the truth that the coordinator's history is compared with."""
+
+    def lose_power(self) -> None:
+        world = self.machine.world
+        if world.chance(0.5):
+            self.heartbeat = self.observation = None
+        if world.chance(0.5):
+            self.acknowledged = 0
+        self.lock = None
+        self.trainer_lock = []
+        kept = world.random.randint(min(self.log_synced, len(self.log)), len(self.log))
+        del self.log[kept:]
+
+    def journal(self) -> VirtualJournal:
+        return VirtualJournal(self.machine, self.spool, self._written)
+
+    def _written(self, fresh: list[dict[str, Any]]) -> None:
+        for entry in fresh:
+            self.told[entry["sequence"]] = entry
+        self.changed()
+
+    def wake_supervisor(self) -> None:
+        """The trainer or the shim has ended, and whoever watches them by pidfd wakes up."""
+        if self.supervisor is not None:
+            self.supervisor.wake()
+
+    def changed(self) -> None:
+        """Something that an agent would find at its next look."""
+        for listener in list(self.listeners):
+            listener()
+
+    def notices(self, after: int, limit: int) -> tuple[Notice, ...]:
+        return tuple(decode(Notice, entry) for entry in VirtualJournal(self.machine, self.spool).entries(after, limit))
+
+    # Orders, as rundir.apply_want and rundir.apply_cutoff.
+
+    def apply_want(self, order: WantOrder) -> tuple[bool, WantOrder]:
+        if order.sequence <= self.want.sequence:
+            return False, self.want
+        self.machine.check_disk()
+        self.want = order
+        return True, order
+
+    def apply_cutoff(self, order: CutoffOrder) -> bool:
+        in_force_at = self.effective_cutoff()
+        if in_force_at is None or order.cutoff_at >= in_force_at:
+            return False
+        self.machine.check_disk()
+        self.cutoff = order
+        return True
+
+    def effective_cutoff(self) -> datetime | None:
+        return effective_cutoff(self.spec, self.cutoff)
+
+    # Attempts.
+
+    @property
+    def newest_attempt(self) -> int:
+        return max(self.attempts, default=0)
+
+    def create_attempt(self) -> int:
+        self.machine.check_disk()
+        number = self.newest_attempt + 1
+        self.attempts[number] = Attempt(number=number)
+        return number
+
+    def write_attempt(self, record: AttemptRecord) -> None:
+        self.machine.check_disk()
+        self.attempts[record.attempt].record = record
+
+    def write_exit(self, record: ExitRecord) -> bool:
+        self.machine.check_disk()
+        attempt = self.attempts[record.attempt]
+        if attempt.exit is not None:
+            return False
+        attempt.exit = record
+        self.log_synced = len(self.log)
+        return True
+
+    def is_locked(self) -> bool:
+        return self.lock is not None and self.lock.is_alive
+
+    def is_trainer_locked(self) -> bool:
+        self.trainer_lock = [process for process in self.trainer_lock if process.is_alive]
+        return bool(self.trainer_lock)
+
+    # Checkpoints, as fleetd/host/checkpoints.py.
+
+    def put_checkpoint(self, step: int, at: datetime, keep: int, protected: set[int]) -> Checkpoint:
+        """Atomic and durable, then retention. A name that is taken by a damaged directory is freed first."""
+        self.machine.check_disk()
+        self.checkpoints[step] = Checkpoint(step=step, digest=digest_of(self.run_id, step), at=at)
+        self.log_synced = len(self.log)
+        for old in sorted(self.checkpoints)[:-keep]:
+            if old not in protected and old != 0:
+                del self.checkpoints[old]
+        self.checkpoint_changes += 1
+        return self.checkpoints[step]
+
+    def choose_resume(self) -> tuple[Checkpoint | None, tuple[str, ...]]:
+        refused: list[str] = []
+        for step in sorted(self.checkpoints, reverse=True):
+            if self.checkpoints[step].is_whole:
+                return self.checkpoints[step], tuple(refused)
+            refused.append(f"step {step}: its bytes are not what the manifest says")
+        return None, tuple(refused)
+
+    def living_tree(self, token: str | None = None) -> list[Process]:
+        """The living processes of this run's trainers, by the truth; of one attempt by its token."""
+        return [
+            process for process in self.machine.processes.values()
+            if process.run_id == self.run_id and process.role in ("trainer", "worker") and process.is_alive
+            and (token is None or process.token == token)
+        ]
+
+
+def digest_of(run_id: str, step: int) -> str:
+    """Equal runs give equal checkpoints: the digest of a step is always the same."""
+    return hashlib.sha256(f"{run_id}@{step}".encode()).hexdigest()
+
+
+def rows_of(run_id: str, step: int) -> str:
+    return hashlib.sha256(f"rows {run_id}@{step}".encode()).hexdigest()
+

@@ -1,0 +1,53 @@
+"""Faults that the simulation found, each as the small story that it came down to."""
+
+from __future__ import annotations
+
+from fleetd.model import StallTerms
+from policies.facts import RunState
+from tests.sim.bench import Bench
+from tests.sim.trainer import Habits
+
+
+def test_the_end_of_a_long_save_is_heard_before_the_silence_is_judged() -> None:
+    bench = Bench(habits=Habits(steps=12, validate_every=1000, save_seconds=100.0, save_every=4))
+    bench.play(900)
+    assert bench.state is RunState.FINISHED and not bench.notices("signal")
+
+
+def test_what_a_supervisor_missed_while_it_was_held_up_is_no_silence() -> None:
+    terms = StallTerms(launch_seconds=60.0, floor_seconds=15.0, factor=2.0)
+    bench = Bench(habits=Habits(steps=100, step_seconds=3.0, validate_every=1000, save_every=1000), stall=terms)
+    bench.play(60)
+    bench.run.supervisor.process.hung_until = bench.world.seconds + 25.0
+    bench.play(30)
+    assert bench.state is RunState.RUNNING and not bench.notices("signal")
+
+
+def test_a_machine_that_slept_does_not_take_its_sleep_for_a_stall() -> None:
+    bench = Bench(habits=Habits(steps=100, step_seconds=3.0, validate_every=1000, save_every=1000))
+    bench.play(60)
+    until = bench.world.seconds + 600.0
+    for process in bench.machine.processes.values():
+        process.hung_until = until
+    bench.play(620)
+    assert bench.state is RunState.RUNNING and not bench.notices("signal")
+
+
+def test_a_log_that_a_full_disk_does_not_take_is_no_stall() -> None:
+    bench = Bench(habits=Habits(steps=200, step_seconds=3.0, validate_every=1000, save_every=1000))
+    bench.play(60)
+    bench.machine.is_disk_full = True
+    bench.play(90)
+    bench.machine.is_disk_full = False
+    bench.play(30)
+    assert bench.state is RunState.RUNNING and not bench.notices("signal")
+
+
+def test_a_trainer_that_hangs_is_still_found() -> None:
+    bench = Bench(habits=Habits(steps=100, step_seconds=3.0, validate_every=1000, save_every=1000))
+    bench.play(60)
+    leader = bench.run.attempts[1].leader
+    assert leader is not None
+    leader.hung_until = bench.world.seconds + 1000.0
+    bench.play(120)
+    assert bench.notices("signal") and len(bench.run.attempts) == 2, "it is stopped and tried again"
