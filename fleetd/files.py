@@ -9,15 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fleetd import faults
 from fleetd.wire import WireError, encode, loads
 from policies.manifest import FileEntry
 
 RECORD_BYTES_MAX = 8 * 1024 * 1024
+_TEMPORARY = re.compile(r"\..+-(\d+)-[^-]*\.tmp")
 COPY_CHUNK_BYTES = 1024 * 1024
 
 
@@ -32,31 +35,35 @@ def sync_folder(folder: Path) -> None:
 def write_record(path: Path, value: Any, *, durable: bool = True) -> None:
     """Replace `path` by the JSON of `value` in one step. `durable=False` skips the syncs: for looks that are not history."""
     text = json.dumps(encode(value), sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=".tmp")
+    descriptor, temporary = _temporary(path)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(text.encode())
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
+        faults.after(f"{path.name} written")
         os.replace(temporary, path)
     except BaseException:
         _discard(temporary)
         raise
     if durable:
+        faults.after(f"{path.name} renamed")
         sync_folder(path.parent)
 
 
 def create_record(path: Path, value: Any) -> None:
     """Write a write-once file, whole and durable. FileExistsError when it is already there."""
     text = json.dumps(encode(value), sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=".tmp")
+    descriptor, temporary = _temporary(path)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
+        faults.after(f"{path.name} written")
         os.link(temporary, path)
+        faults.after(f"{path.name} linked")
     finally:
         _discard(temporary)
     sync_folder(path.parent)
@@ -81,10 +88,26 @@ def append_line(path: Path, value: Any) -> None:
     try:
         size = os.fstat(descriptor).st_size
         torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        faults.before(f"{path.name} append")
         os.write(descriptor, b"\n" + line if torn else line)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sweep_temporaries(folder: Path) -> tuple[str, ...]:
+    """Remove what a killed writer left of its records in `folder`, not below it. Returns the names. What can't be removed stays."""
+    swept = []
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return ()
+    for name in names:
+        writer = _TEMPORARY.fullmatch(name)
+        if writer is not None and not os.path.exists(f"/proc/{writer[1]}"):
+            _discard(str(folder / name))
+            swept.append(name)
+    return tuple(swept)
 
 
 def file_entry(folder: Path, path: str) -> FileEntry:
@@ -110,6 +133,12 @@ def files_below(folder: Path) -> Iterator[str]:
             if path.is_symlink() or not path.is_file():
                 raise OSError(f"{path} is a link or no regular file: a staged directory holds files only")
             yield path.relative_to(folder).as_posix()
+
+
+def _temporary(path: Path) -> tuple[int, str]:
+    """An open new file beside `path`, named after its writer, so that `sweep_temporaries` knows whose it was."""
+    faults.before(f"{path.name} write")
+    return tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-{os.getpid()}-", suffix=".tmp")
 
 
 def _discard(temporary: str) -> None:

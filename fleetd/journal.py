@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from fleetd import faults
 from policies.errors import ExplainedError, JournalDamaged
 
 SCHEMA_VERSION = 1
@@ -190,6 +191,7 @@ class Journal:
         assert self._connection is not None
         connection, last = self._connection, max(self._durable_last, self._floor_waiting)
         try:
+            faults.before("journal write", sqlite3.OperationalError)
             connection.execute("BEGIN IMMEDIATE")
             for entry in self._queue:
                 last += 1
@@ -199,11 +201,13 @@ class Journal:
                 connection.execute("DELETE FROM entries WHERE sequence <= ?", (self._trim_waiting,))
             values = {**self._state_waiting, _LAST: last} if self._trim_waiting or self._floor_waiting else self._state_waiting
             connection.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", [(key, json.dumps(value)) for key, value in values.items()])
+            faults.after("journal filled")
             connection.execute("COMMIT")
         except sqlite3.DatabaseError as fault:
             _roll_back(connection)
             self._fault = str(fault)
             return
+        faults.after("journal committed")
         self._durable_last, self._fault = last, ""
         self._queue, self._state_waiting, self._trim_waiting, self._floor_waiting = [], {}, 0, 0
 
@@ -230,6 +234,8 @@ def salvage(path: Path, aside: Path) -> int:
 def _connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
     # A journal that its owner closed has no -wal and -shm files; a reader may make and remove them, so `mode=ro` and not `immutable`.
     target = f"file:{_quoted(path)}?mode={'ro' if read_only else 'rwc'}"
+    if not read_only:
+        faults.before("journal open", sqlite3.OperationalError)
     connection = sqlite3.connect(target, uri=True, isolation_level=None, timeout=BUSY_SECONDS_MAX, check_same_thread=False)
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -259,6 +265,7 @@ def _create_tables(connection: sqlite3.Connection) -> None:
         connection.execute(table)
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    faults.after("journal made")
     connection.execute("COMMIT")
 
 

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
+from fleetd import faults
 from fleetd.coordinator.trees import (
     TEMPORARY_PREFIX,
     TreeFault,
@@ -150,6 +151,7 @@ class LocalCourier:
             write_manifest(temporary, entries, source=source)
             if kind is TreeKind.RELEASES:
                 self._compile(temporary, final)
+            faults.before(f"{kind.value} in place")
             os.rename(temporary, final)
             sync_folder(final.parent)
         except TreeFault as fault:

@@ -19,6 +19,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from fleetd import faults
 from fleetd.files import sync_folder
 from policies.errors import ExplainedError, LedgerDamaged, RequestRefused
 from policies.facts import format_moment
@@ -199,10 +200,12 @@ def _write(path: Path, descriptor: int, line: bytes) -> None:
     """One append, synced, or the ledger as it was: a full disk must not leave half an entry."""
     before = os.fstat(descriptor).st_size
     try:
+        faults.before("ledger append")
         written = os.write(descriptor, line)
         if written != len(line):
             raise OSError(f"{written} of {len(line)} bytes were written")
         os.fsync(descriptor)
+        faults.after("ledger appended")
     except OSError as fault:
         os.ftruncate(descriptor, before)
         raise RequestRefused(

@@ -19,7 +19,7 @@ from typing import Any
 
 from apscheduler.schedulers.background import BackgroundScheduler
 
-from fleetd import clock, logs
+from fleetd import clock, faults, logs
 from fleetd.campaign import HostPlan
 from fleetd.coordinator.board import Board
 from fleetd.coordinator.decide import decide
@@ -105,6 +105,7 @@ class Loop:
         sight = self._board.take(self.inbox.drain(), moment.now, self._journal.health)
         decision = decide(self._fleet, sight, moment.now)
         self._write_down(decision)
+        faults.after("tick recorded")
         # Before the acts: a job that writes a report must find in it what led to the job.
         self.published = Published(
             fleet=self._fleet, sight=sight, at=moment.now, boottime_seconds=moment.boottime_seconds, journal_health=self._journal.health,
@@ -176,6 +177,7 @@ class Loop:
         sessions = {name: link.session for name, link in dict(self._links).items()}
         try:
             result = self._run_job(job, fleet, sessions, now)
+            faults.after(f"{job.kind} done")
         except ExplainedError as fault:
             self.inbox.put_job(JobDone(job=job, error=fault.to_json(), is_final=type(fault) is not HostUnreachable))
         except OSError as fault:

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from fleetd import faults
 from fleetd.coordinator.couriers import READ_BYTES_MAX, Courier
 from fleetd.coordinator.predictions import META_BYTES_MAX, ROWS_BYTES_MAX, Meta, parse_meta, read_bytes
 from fleetd.coordinator.trees import TEMPORARY_PREFIX, TreeFault, discard_tree, locked, read_manifest, tree_fault, write_manifest
@@ -98,7 +99,9 @@ def prune_checkpoints(paths: CampaignPaths, keep: Iterable[str]) -> tuple[str, .
     for folder in sorted(paths.store_checkpoints.iterdir()):
         if folder.name not in kept and not folder.name.startswith("."):
             trash = folder.with_name(f"{TEMPORARY_PREFIX}pruned-{folder.name}")
+            faults.after("prune")
             os.rename(folder, trash)  # first out of sight, so that half a directory never carries a digest
+            faults.after("prune renamed")
             discard_tree(trash)
             removed.append(folder.name)
     return tuple(removed)
@@ -136,6 +139,7 @@ def _fetch_pair(courier: Courier, paths: CampaignPaths, run_id: str, split: str,
         (folder / f"{name}.meta.json").unlink(missing_ok=True)
         os.replace(temporary / f"{name}.jsonl", folder / f"{name}.jsonl")
         sync_folder(folder)
+        faults.after("rows in place")
         os.replace(temporary / f"{name}.meta.json", folder / f"{name}.meta.json")
         sync_folder(folder)
     except TreeFault as fault:
@@ -203,6 +207,7 @@ def _fetch_manifest(courier: Courier, run_id: str, source: str, where: str, dest
 
 def _put_in_place(temporary: Path, final: Path) -> None:
     try:
+        faults.before("checkpoint in place")
         os.rename(temporary, final)
     except OSError:
         if not final.exists():  # else another run brought the same digest first
@@ -217,6 +222,7 @@ def _follow(courier: Courier, run_id: str, name: str, copy: Path) -> None:
             data = courier.read_tail(run_id, name, file.tell(), READ_BYTES_MAX)
             if not data:
                 break
+            faults.before(f"{name} copy")
             file.write(data)
         file.flush()
         os.fsync(file.fileno())

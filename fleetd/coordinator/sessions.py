@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from fleetd import logs
+from fleetd import faults, logs
 from fleetd.campaign import HostPlan
 from fleetd.coordinator.couriers import Courier, LocalCourier
 from fleetd.coordinator.releases import stage_release
@@ -62,6 +62,7 @@ class LocalSession:
         try:
             self._write(process, line, deadline)
             answer = self._read(process, deadline)
+            faults.after(f"{order} answered")
         except (OSError, WireError, TimeoutError) as fault:
             self._end()
             raise self._unreachable(order, str(fault) or type(fault).__name__) from fault
@@ -82,6 +83,7 @@ class LocalSession:
         environment = {**os.environ, "PYTHONPATH": str(HostPaths(root).releases / release), "PYTHONUNBUFFERED": "1"}
         argv = [self._plan.agent_python or sys.executable, "-m", "fleetd.host.agent", str(root)]
         self._turn_log(root / "agent.log")
+        faults.before("agent.log")
         errors = open(root / "agent.log", "ab")  # noqa: SIM115 - the child inherits it, closed right after
         try:
             # A session of its own: an interrupt at the coordinator's terminal is no order to the agent.

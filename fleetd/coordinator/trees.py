@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fleetd import faults
 from fleetd.files import COPY_CHUNK_BYTES, files_below, sync_folder
 from policies.manifest import MANIFEST_NAME, FileEntry, directory_digest, manifest_body, manifest_entries
 
@@ -42,12 +43,14 @@ def copy_tree(source: Path, entries: Iterable[FileEntry], destination: Path, *, 
     `private` makes files 0600 and folders 0700. The caller removes what is left of `destination` after a failure.
     """
     folders = {destination}
+    faults.before("tree folder")
     _new_folder(destination, private)
     for entry in entries:
         for parent in reversed(Path(entry.path).parents[:-1]):
             if destination / parent not in folders:
                 _new_folder(destination / parent, private)
                 folders.add(destination / parent)
+        faults.before("tree file")
         target = os.open(destination / entry.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644)
         try:
             found = _stream(source / entry.path, entry.path, target)
@@ -66,12 +69,14 @@ def write_manifest(folder: Path, entries: tuple[FileEntry, ...], *, source: Path
     data = (json.dumps(manifest_body(entries), sort_keys=True, indent=1) + "\n").encode()
     if source is not None and _digest_said(source) == directory_digest(entries):
         data = (source / MANIFEST_NAME).read_bytes()
+    faults.before("tree manifest")
     descriptor = os.open(folder / MANIFEST_NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
     sync_folder(folder)
+    faults.after("tree complete")
 
 
 def read_manifest(folder: Path) -> tuple[FileEntry, ...]:
@@ -116,6 +121,7 @@ def discard_tree(folder: Path) -> None:
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock file `path` while a temporary beside it is made; a killed holder leaves no lock behind."""
+    faults.before(f"{path.name} lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fleetd import faults
 from fleetd.coordinator.ledger import Act, Ledger, LedgerEntry, enter, read_ledger
 from fleetd.coordinator.staging import CollectedRole
 from fleetd.coordinator.trees import TEMPORARY_PREFIX, TreeFault, copy_tree, discard_tree, read_manifest, tree_fault, write_manifest
@@ -167,6 +168,7 @@ def _lay_in(paths: CampaignPaths, role: CollectedRole) -> None:
     try:
         copy_tree(role.source, role.entries, temporary, private=True)
         write_manifest(temporary, role.entries, private=True)
+        faults.before("vault in place")
         os.rename(temporary, final)
         sync_folder(paths.vault)
     except TreeFault as fault:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleetd import clock, logs
+from fleetd import clock, faults, logs
 from fleetd.host import cgroups, meters, reading, rundir
 from fleetd.host.ownership import claim, explain_os_error
 from fleetd.host.processes import boot_id
@@ -83,6 +83,7 @@ class Agent:
         except Exception as fault:  # whatever went wrong with one order, the agent lives on and says so
             self._write({"id": number, "ok": False, "error": self._explain(fault).to_json()})
         else:
+            faults.after(f"{request.get('order')} carried out")
             if answer is not None:
                 self._write({"id": number, "ok": True, "body": answer})
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from fleetd import faults
 from fleetd.host import cgroups
 from fleetd.host.launch import CONTRACT_VARIABLES, release_folder, reset_signals
 from fleetd.host.rundir import effective_cutoff, read_cutoff
@@ -48,6 +49,7 @@ class Newborn:
 
     def open_gate(self) -> None:
         """Let it exec. A child that has died meanwhile is no error: its exit will say so."""
+        faults.after("gate reached")
         try:
             os.write(self.gate, b"g")
         except BrokenPipeError:
@@ -88,6 +90,7 @@ def conceive(
 
     `holds_signals`: the program takes SIGTERM and SIGINT over itself, so they wait for it while it starts instead of ending it.
     """
+    faults.before("stdout.log")
     log = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     gate_reader, gate_writer = os.pipe()
@@ -105,6 +108,7 @@ def conceive(
     finally:
         for descriptor in (log, null, gate_reader, report_writer):
             os.close(descriptor)
+    faults.after("trainer born")
     word, _, number = os.read(report_reader, REPORT_BYTES_MAX).partition(b" ")
     return Newborn(pid=pid, gate=gate_writer, report=report_reader, join_errno=int(number) if word == b"unjoined" else None)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import fleetd
+from fleetd import faults
 from fleetd.host.rundir import read_spec
 from fleetd.model import RunSpec
 from fleetd.paths import HostPaths, RunPaths
@@ -52,6 +53,7 @@ def start_detached(argv: tuple[str, ...], environment: dict[str, str], output: P
 
     Two forks: the first child makes the session and ends at once, the second is nobody's child (or that of a subreaper).
     """
+    faults.before(f"{output.name} open")
     log = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     reader, writer = os.pipe()
@@ -62,6 +64,7 @@ def start_detached(argv: tuple[str, ...], environment: dict[str, str], output: P
         os.close(writer)
         writer = -1
         os.waitpid(child, 0)
+        faults.after("program started")
         return _answer(reader, argv)
     finally:
         for descriptor in (log, null, reader, writer):

@@ -17,6 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fleetd import faults
 from fleetd.files import create_record, read_record, sync_folder, write_record
 from fleetd.host.checkpoints import CheckpointClaim as CheckpointClaim
 from fleetd.host.checkpoints import choose_resume as choose_resume
@@ -90,12 +91,14 @@ def create_run(paths: RunPaths, spec: RunSpec, task: dict[str, Any] | None, want
     shutil.rmtree(temporary.root, ignore_errors=True)
     try:
         for folder in (temporary.root, temporary.orders, temporary.attempts, temporary.checkpoints, temporary.evidence):
+            faults.before("run folder")
             folder.mkdir()
         write_record(temporary.order, spec)
         if task is not None:
             write_record(temporary.task, task)
         write_record(temporary.want, want)
         os.rename(temporary.root, paths.root)
+        faults.after("run renamed")
     except OSError as fault:
         if fault.errno in (errno.ENOTEMPTY, errno.EEXIST) and _is_there(paths, spec):
             return False
@@ -166,8 +169,10 @@ def create_attempt(paths: RunPaths) -> int:
     """Make the folder of the next attempt, exclusively and durably; returns its number. The supervisor then starts the shim."""
     number = newest_attempt(paths) + 1
     paths.attempts.mkdir(exist_ok=True)
+    faults.before("attempt folder")
     paths.attempt(number).root.mkdir()
     sync_folder(paths.attempts)
+    faults.after("attempt made")
     return number
 
 
@@ -177,8 +182,10 @@ def is_started(paths: RunPaths, attempt: int) -> bool:
 
 def mark_started(paths: RunPaths, attempt: int) -> None:
     """Claim the attempt for the calling shim, once and durably. FileExistsError when it was started before."""
+    faults.before("started")
     os.close(os.open(paths.attempt(attempt).started, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
     sync_folder(paths.attempt(attempt).root)
+    faults.after("started")
 
 
 def read_attempt(paths: RunPaths, attempt: int) -> AttemptRecord | None:
@@ -240,6 +247,7 @@ def write_observation(paths: RunPaths, observation: Observation) -> None:
 
 def try_lock(path: Path, patience_seconds: float = 0.3) -> int | None:
     """The descriptor of an exclusive flock (close-on-exec), None when somebody holds it. The short patience outlasts a probe by `is_locked`."""
+    faults.before(f"{path.name} lock")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     give_up_at = time.monotonic() + patience_seconds
     while True:
