@@ -56,8 +56,8 @@ class Fleet:
         self.environment = {**os.environ, "FLEETD_STATE": str(self.state), "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
 
     def plan(self, name: str = "tiny", *, capacity: str = "6GiB", deadline: str = "20m", candidates: dict[str, Any] | None = None,
-             **changes: Any) -> Path:
-        """Write a plan: two tiny candidates unless told otherwise. `changes` replace whole top-level keys."""
+             cadence: int = 20, **changes: Any) -> Path:
+        """Write a plan: two tiny candidates that save and validate every `cadence` steps. `changes` replace whole top-level keys."""
         training = {
             "model": {"config": TINY_MODEL}, "window": 32, "batch": 8, "steps": 60, "threads": 1, "device": "cpu", "seed": 1,
             "optimizer": {"lr": 0.003, "warmup": 5},
@@ -71,7 +71,7 @@ class Fleet:
                 "test": {"shards": str(self.shards), "split": "test", "tokens_per_document_max": 32},
             },
             "defaults": {
-                "memory_cap": "2GiB", "checkpoint": {"every_steps": 20, "every": "15m", "keep": 2}, "validation": {"every_steps": 20},
+                "memory_cap": "2GiB", "checkpoint": {"every_steps": cadence, "every": "15m", "keep": 2}, "validation": {"every_steps": cadence},
                 "restarts": {"max": 5, "window": "1h", "first": "1s", "ceiling": "2s"}, "stop": {"grace_floor": "2s", "grace_ceiling": "20s"},
                 "training": training,
             },
