@@ -12,9 +12,10 @@ from typing import Any
 from fleetd.campaign import HostPlan
 from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import OrderDone, Poll
+from fleetd.coordinator.specs import wish
 from fleetd.fleet import Fleet, Run
 from fleetd.model import Notice, RunReport
-from policies.facts import CampaignStage, Reason, RunState
+from policies.facts import CampaignStage, Reason, RunState, Want
 from policies.lifecycle import ACTIVE, RUN_TRANSITIONS, SETTLED
 
 HOST_SILENT_SECONDS = 30.0
@@ -165,9 +166,17 @@ def _reconcile(pen: Pen, run_id: str, report: RunReport) -> None:
     if look.state == run.state or not pen.may_move(run_id, look.state):
         return
     is_fresh = look.at > run.since + timedelta(seconds=RECONCILE_SECONDS)
-    if run.state is RunState.LOST or is_fresh:
+    if run.state is RunState.LOST or is_fresh or _stays_at_rest(pen, run, report):
         because = f"{run.host} answers again" if run.state is RunState.LOST else f"{run.host} sees it so"
         pen.move_run(run_id, look.state, f"{because}: {look.detail}" if look.detail else because, reason=look.reason, actor=f"host:{run.host}")
+
+
+def _stays_at_rest(pen: Pen, run: Run, report: RunReport) -> bool:
+    """Whether the host knows the newest wish, to stop, and nobody there has anything left to do: then its last look is old and still true."""
+    assert report.observation is not None
+    wanted = wish(run, pen.campaign(run.campaign_id))
+    is_known = wanted.want is Want.STOP and f"want:{run.run_id}:{wanted.sequence}" in pen.sight.acknowledged
+    return is_known and report.supervisor == "gone" and report.observation.state in SETTLED
 
 
 def find_unstarted(pen: Pen) -> None:

@@ -1,0 +1,49 @@
+"""Faults of the coordinator's judgement that the simulation of tests/sim found, each as the small story that it came down to."""
+
+from __future__ import annotations
+
+from virtual_fleet import VirtualCoordinator, VirtualHost, plan
+
+from fleetd.model import Observation, RunReport
+from policies.facts import CampaignStage, Reason, RunState, Want
+
+
+class RestingHost(VirtualHost):
+    """Where a run has come to rest and is not wished to run, no supervisor lives, and the last look is as old as that."""
+
+    def answer(self, after, now):  # type: ignore[no-untyped-def]
+        found = super().answer(after, now)
+        return type(found)(
+            host=found.host, at=found.at, memory_available_bytes=found.memory_available_bytes, disk_free_bytes=found.disk_free_bytes,
+            reports=tuple(self._rested(report) for report in found.reports or ()),
+        )
+
+    def _rested(self, report: RunReport) -> RunReport:
+        look = report.observation
+        if self.states[report.run_id] is not RunState.STOPPED or self.wants[report.run_id].want is Want.RUN or look is None:
+            return report
+        rested_at = next(notice.at for notice in reversed(self.notices[report.run_id]) if notice.body.get("to") == RunState.STOPPED)
+        old = Observation(
+            run_id=report.run_id, at=rested_at, state=RunState.STOPPED, reason=Reason.USER, detail="", attempt=1, pid=None, identity="gone",
+        )
+        return RunReport(run_id=report.run_id, supervisor="gone", observation=old, notices=report.notices)
+
+
+def test_a_resume_that_was_taken_back_before_the_host_heard_of_it_does_not_leave_the_run_starting_for_ever() -> None:
+    fleet = VirtualCoordinator(RestingHost("gx10"))
+    fleet.launch(plan())
+    fleet.tick()
+    fleet.until(CampaignStage.TRAINING)
+    fleet.round()
+    fleet.ask("stop", target="all")
+    fleet.until(CampaignStage.STOPPED)
+    fleet.ask("resume", target="low")
+    fleet.tick()
+    fleet.ask("stop", target="low")
+    fleet.tick()
+    # Only the newest wish reaches the host, which had come to rest long before and sees nothing to do.
+    fleet.orders[:] = [order for order in fleet.orders if order.key.endswith(":4")]
+    for _ in range(12):
+        fleet.round()
+
+    assert fleet.run("low").state is RunState.STOPPED
