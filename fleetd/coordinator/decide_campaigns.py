@@ -157,8 +157,9 @@ def _judge(pen: Pen, campaign: Campaign, split: Split) -> None:
         body = {"candidate": f"{EVALUATE_PREFIX}{split}", "kind": RunKind.EVALUATE.value}
         pen.write("run_added", body, campaign=campaign_id, run=run_id, because=f"{split} is judged next")
     run = pen.run(run_id)
-    if run.state in (RunState.QUEUED, RunState.STAGING) and pen.now >= campaign.final_at:
-        pen.move_run(run_id, RunState.FINISHED, "the final deadline passed before it could start", reason=Reason.DEADLINE)
+    if run.state in (RunState.QUEUED, RunState.STAGING, RunState.STOPPED) and pen.now >= campaign.final_at:
+        word = "while it rested" if run.state is RunState.STOPPED else "before it could start"
+        pen.move_run(run_id, RunState.FINISHED, f"the final deadline passed {word}", reason=Reason.DEADLINE)
         run = pen.run(run_id)
     if run.state is RunState.FAILED or (run.state is RunState.FINISHED and run.reason is Reason.DEADLINE):
         if campaign.stage is CampaignStage.FROZEN:

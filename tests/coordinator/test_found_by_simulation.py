@@ -5,7 +5,7 @@ from __future__ import annotations
 from virtual_fleet import VirtualCoordinator, VirtualHost, plan
 
 from fleetd.model import Observation, RunReport
-from policies.facts import CampaignStage, Reason, RunState, Want
+from policies.facts import CampaignStage, Reason, RunKind, RunState, Want
 
 
 class RestingHost(VirtualHost):
@@ -47,3 +47,25 @@ def test_a_resume_that_was_taken_back_before_the_host_heard_of_it_does_not_leave
         fleet.round()
 
     assert fleet.run("low").state is RunState.STOPPED
+
+
+def test_an_evaluation_that_a_person_stopped_ends_with_the_final_deadline() -> None:
+    fleet = VirtualCoordinator()
+    fleet.launch(plan())
+    fleet.tick()
+    fleet.until(CampaignStage.FROZEN)
+    for _ in range(10):
+        if any(run.kind is RunKind.EVALUATE and run.state is RunState.RUNNING for run in fleet.fleet.runs.values()):
+            break
+        fleet.round(work=False)
+        for host in fleet.hosts.values():
+            for run_id in [run_id for run_id in host.specs if host.states[run_id] is RunState.STARTING]:
+                host.work(run_id, fleet.now)
+    fleet.ask("stop", target="evaluate-test")
+    for _ in range(5):
+        fleet.round()
+    assert fleet.run("evaluate-test").state is RunState.STOPPED and fleet.campaign().stage is CampaignStage.FROZEN
+
+    fleet.tick(seconds=7200.0)
+    assert fleet.run("evaluate-test").reason is Reason.DEADLINE
+    assert fleet.campaign().stage is CampaignStage.FAILED and fleet.campaign().detail.endswith("the frozen selection stands")
