@@ -15,7 +15,7 @@ from fleetd.coordinator.decide_replicas import ask_for_copies, has_every_copy
 from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import Job
 from fleetd.coordinator.specs import EVALUATE_PREFIX
-from fleetd.coordinator.targets import AFTER_FREEZE
+from fleetd.coordinator.targets import AFTER_FREEZE, is_registered
 from fleetd.fleet import Campaign, Run
 from policies.deadlines import cutoff_at, reserve_seconds
 from policies.facts import CampaignStage, Reason, RunKind, RunState, Split, format_moment
@@ -33,7 +33,7 @@ _BEFORE_TRAINING = frozenset({CampaignStage.PREFLIGHT, CampaignStage.STAGING})
 def advance_campaigns(pen: Pen) -> None:
     for campaign_id in pen.fleet.campaigns:
         stage = pen.campaign(campaign_id).stage
-        if stage is CampaignStage.PREFLIGHT:
+        if stage is CampaignStage.PREFLIGHT or (stage is CampaignStage.TRAINING and not is_registered(pen.campaign(campaign_id))):
             pen.start(Job(key=f"preflight:{campaign_id}", kind="preflight", campaign_id=campaign_id))
         if stage in (CampaignStage.STAGING, CampaignStage.TRAINING):
             _stage_data(pen, campaign_id)
@@ -59,6 +59,8 @@ def tolerance_seconds(campaign: Campaign) -> float:
 
 def _stage_data(pen: Pen, campaign_id: str) -> None:
     campaign = pen.campaign(campaign_id)
+    if not is_registered(campaign):
+        return  # it was stopped before its preflight was done, and resumed
     used = {candidate.host for candidate in campaign.plan.candidates}
     for host in campaign.plan.hosts:
         if (host.name in used or "any" in used) and f"{host.name}:campaign" not in campaign.staged and _answers(pen, host.name):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import JobDone
-from fleetd.coordinator.targets import AFTER_FREEZE
+from fleetd.coordinator.targets import AFTER_FREEZE, is_registered
 from policies.facts import CampaignStage, Reason, RunState, format_moment
 from policies.lifecycle import SETTLED
 
@@ -57,9 +57,11 @@ def _failed(pen: Pen, done: JobDone) -> None:
 
 
 def _preflight(pen: Pen, done: JobDone) -> None:
-    if pen.campaign(done.job.campaign_id).stage is CampaignStage.PREFLIGHT:
+    campaign = pen.campaign(done.job.campaign_id)
+    if campaign.stage is CampaignStage.PREFLIGHT or not is_registered(campaign):
         body = {"digests": done.result["digests"], "rows": done.result.get("rows", {})}
         pen.write("data_staged", body, campaign=done.job.campaign_id, because="registered: digests, rows, reserved splits held back")
+    if campaign.stage is CampaignStage.PREFLIGHT:
         pen.move_campaign(done.job.campaign_id, CampaignStage.STAGING, "hosts answer, roots can be written, interpreters are complete")
 
 

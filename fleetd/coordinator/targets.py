@@ -17,6 +17,11 @@ def is_over(campaign: Campaign) -> bool:
     return campaign.stage in OVER or (campaign.stage is CampaignStage.FROZEN and not campaign.plan.after_freeze.evaluate)
 
 
+def is_registered(campaign: Campaign) -> bool:
+    """Whether the digest of every data role is history: nothing can be staged or judged before."""
+    return all(role.split.value in campaign.digests for role in campaign.plan.data)
+
+
 def find_runs(fleet: Fleet, target: str) -> tuple[str, ...]:
     """The runs that `target` names: a run, a campaign or a candidate, by id, name or unambiguous prefix; `all` is every live campaign's.
 

@@ -69,3 +69,23 @@ def test_an_evaluation_that_a_person_stopped_ends_with_the_final_deadline() -> N
     fleet.tick(seconds=7200.0)
     assert fleet.run("evaluate-test").reason is Reason.DEADLINE
     assert fleet.campaign().stage is CampaignStage.FAILED and fleet.campaign().detail.endswith("the frozen selection stands")
+
+
+def test_a_campaign_that_was_stopped_before_its_data_was_registered_registers_it_after_the_resume() -> None:
+    fleet = VirtualCoordinator()
+    fleet.launch(plan())
+    fleet.tick()
+    fleet.hear()
+    fleet.tick()
+    assert fleet.campaign().stage is CampaignStage.PREFLIGHT
+    fleet.jobs.clear()  # the preflight is lost with the process
+    fleet.crash()
+    fleet.ask("stop", target="all")
+    fleet.tick()
+    assert fleet.campaign().stage is CampaignStage.STOPPED
+    fleet.ask("resume", target="all")
+    fleet.until(CampaignStage.EVALUATED)
+
+    kinds = [job.kind for job in fleet.done_jobs]
+    assert kinds.index("preflight") < kinds.index("stage"), "what is not registered can't be staged"
+    assert fleet.campaign().digests["train"] == "t" * 64
