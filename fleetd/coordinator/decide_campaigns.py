@@ -18,12 +18,15 @@ from fleetd.coordinator.specs import EVALUATE_PREFIX
 from fleetd.coordinator.targets import AFTER_FREEZE, is_registered
 from fleetd.fleet import Campaign, Run
 from policies.deadlines import cutoff_at, reserve_seconds
+from policies.escalation import seconds_until_empty
 from policies.facts import CampaignStage, Reason, RunKind, RunState, Split, format_moment
 from policies.lifecycle import SETTLED
 
 CUTOFF_TOLERANCE_SECONDS_MAX = 180.0
 """After the cutoff, how long the selection waits for hosts that have not reported; never more than half of the reserve."""
 CUTOFF_MOVE_SECONDS_MIN = 1.0
+ORDER_SECONDS = 10.0
+"""An order may need this long to reach a busy host, and its supervisor to read it."""
 MODELS_EVALUATED = 2
 """The reserve counts rows for the chosen model and for the unchanged base."""
 
@@ -86,10 +89,16 @@ def _shorten(pen: Pen, campaign_id: str) -> None:
     needed_seconds = reserve_seconds(
         rows=rows, seconds_per_row=max(speeds), minimum_seconds=terms.minimum_seconds, factor=terms.factor, margin_seconds=terms.margin_seconds,
     )
-    earlier = max(cutoff_at(campaign.final_at, needed_seconds), pen.now)
+    earlier = max(cutoff_at(campaign.final_at, needed_seconds), pen.now + timedelta(seconds=_asking_seconds(campaign)))
     if (campaign.cutoff_at - earlier).total_seconds() >= CUTOFF_MOVE_SECONDS_MIN:
         because = f"{rows} rows x {max(speeds):.3f} s need {needed_seconds:.0f} s before the deadline"
         pen.write("cutoff_moved", {"cutoff_at": format_moment(earlier)}, campaign=campaign_id, because=because)
+
+
+def _asking_seconds(campaign: Campaign) -> float:
+    """What a cutoff has to leave from now on, so that its order still reaches every trainer in time to ask it: a killed one saves nothing."""
+    graces = [candidate.stop.grace_ceiling_seconds for candidate in campaign.plan.candidates]
+    return ORDER_SECONDS + seconds_until_empty(max(graces, default=0.0))
 
 
 def _settle(pen: Pen, campaign_id: str) -> None:

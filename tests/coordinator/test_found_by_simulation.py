@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from virtual_fleet import VirtualCoordinator, VirtualHost, plan
 
 from fleetd.model import Observation, RunReport
+from policies.escalation import seconds_until_empty
 from policies.facts import CampaignStage, Reason, RunKind, RunState, Want
 
 
@@ -89,3 +92,20 @@ def test_a_campaign_that_was_stopped_before_its_data_was_registered_registers_it
     kinds = [job.kind for job in fleet.done_jobs]
     assert kinds.index("preflight") < kinds.index("stage"), "what is not registered can't be staged"
     assert fleet.campaign().digests["train"] == "t" * 64
+
+
+def test_a_cutoff_that_has_to_move_as_far_as_now_still_leaves_the_trainings_time_to_save() -> None:
+    fleet = VirtualCoordinator()
+    fleet.launch(plan())
+    fleet.tick()
+    fleet.until(CampaignStage.TRAINING)
+    fleet.round()
+    fleet.hosts["gx10"].tell(fleet.run("low").run_id, "validation", fleet.now, step=50, value=8.0, rows=1, seconds=30.0, sha256="slow")
+    fleet.round(work=False)
+
+    grace_seconds = max(candidate.stop.grace_ceiling_seconds for candidate in fleet.campaign().plan.candidates)
+    assert fleet.campaign().cutoff_at >= fleet.now + timedelta(seconds=seconds_until_empty(grace_seconds)), "who is asked can still answer"
+    moves = len(fleet.events("cutoff_moved"))
+    for _ in range(20):
+        fleet.round(work=False)
+    assert len(fleet.events("cutoff_moved")) == moves == 1
