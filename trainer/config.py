@@ -19,6 +19,7 @@ from trainer.reading import Reader
 TASK_NAME = "task.json"
 TASK_TRAIN = "language_model"
 TASK_EVALUATE = "evaluate_language_model"
+SAMPLER_OURS, SAMPLER_ZXELL = "permutation", "zxell"
 THREADS_MAX = 1024
 STEPS_MAX = 10**9 - 1
 SEED_MAX = 2**63 - 1
@@ -95,6 +96,8 @@ class TrainTask:
     device: str = "auto"
     precision: str = "fp32"
     log_every: int = 1
+    sampler: str = SAMPLER_OURS
+    """How the training draws its windows: ours, or as zxell does."""
 
     def exact_settings(self) -> dict[str, Any]:
         """What a resumed run must share with the one before it. Cadences of saving and logging may change; numbers may not."""
@@ -102,6 +105,7 @@ class TrainTask:
             "model": {"config": self.model.config} if self.model.config is not None else {"base_digest": self.model.digest},
             "window": self.window, "batch": self.batch, "micro_batch": self.micro_batch, "steps": self.steps, "seed": self.seed,
             "optimizer": {**asdict(self.optimizer), "betas": list(self.optimizer.betas)}, "precision": self.precision,
+            **({} if self.sampler == SAMPLER_OURS else {"sampler": self.sampler}),
         }
 
 
@@ -163,6 +167,7 @@ def _train_task(reader: Reader) -> TrainTask | None:
     task = {
         "micro_batch": reader.integer("micro_batch", minimum=1, default=None), "seed": reader.integer("seed", minimum=0, maximum=SEED_MAX),
         "log_every": reader.integer("log_every", minimum=1, default=1), **_machine(reader),
+        "sampler": reader.text("sampler", choices=(SAMPLER_OURS, SAMPLER_ZXELL), default=SAMPLER_OURS),
     }
     model_settings, optimizer_settings = _model(model), _optimizer(optimizer)
     cadence, validating = _checkpoint(checkpoint), _validation(validation)

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from trainer.checkpoint import CHECKPOINTS, Checkpoint
-from trainer.config import TASK_NAME, ModelSettings, TrainTask
+from trainer.config import SAMPLER_ZXELL, TASK_NAME, ModelSettings, TrainTask
 from trainer.data.sampler import WindowSampler
 from trainer.data.shards import Corpus, documents
+from trainer.data.zxell_sampler import ZxellSampler
 from trainer.environment import RunEnvironment
 from trainer.fingerprint import choose_device, fingerprint, limit_memory, make_strict
 from trainer.loop import Training
@@ -22,6 +23,7 @@ from trainer.records import RunRecords
 from trainer.state import TrainingState, make_optimizer
 from trainer.stopping import Stop
 
+ORDERS = {"permutation": "keyed permutation of windows, blake2b, 6 rounds", SAMPLER_ZXELL: "zxell: PCG64, shard by tokens, then start"}
 ARCHITECTURES = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM"}
 
 
@@ -38,12 +40,14 @@ def prepare_training(
     if task.model.path is not None and resume is None:
         load_model_directory(model, Path(task.model.path))
     model.to(device).train()
+    sampler: Any = (ZxellSampler if task.sampler == SAMPLER_ZXELL else WindowSampler)(train, length=task.window, seed=task.seed)
     state = TrainingState(
         model=model, optimizer=make_optimizer(model, task.optimizer), files=_model_files(task.model, config, train),
         identity=_identity(task, config, train, validation, device), validation_due=validation is not None,
+        sampler=sampler if isinstance(sampler, ZxellSampler) else None,
     )
     training = Training(
-        task=task, state=state, sampler=WindowSampler(train, length=task.window, seed=task.seed), stop=stop, records=records,
+        task=task, state=state, sampler=sampler, stop=stop, records=records,
         run_dir=environment.run_dir, validation=validation, memory_cap_bytes=environment.memory_cap_bytes,
         scored=tuple(documents(validation, task.validation_data.tokens_per_document_max)) if validation and task.validation_data else (),
     )
@@ -65,7 +69,7 @@ def _identity(task: TrainTask, config: dict[str, Any], train: Corpus, validation
         data["tokenizer_sha256"] = hashlib.sha256(train.tokenizer.read_bytes()).hexdigest()
     return {
         "settings": task.exact_settings(), "data": data, "config_sha256": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
-        "order": "keyed permutation of windows, blake2b, 6 rounds",
+        "order": ORDERS[task.sampler],
         "schedule": "linear warm-up, cosine to min_lr_ratio, closed form of the step",
         "environment": fingerprint(device, threads=task.threads, precision=task.precision),
     }

@@ -27,6 +27,7 @@ from policies.errors import CheckpointDamaged, ResumeMismatch
 from trainer import randomness
 from trainer.checkpoint import Content
 from trainer.config import OptimizerSettings
+from trainer.data.zxell_sampler import ZxellSampler
 from trainer.files import JsonFault, dumps, read_json
 from trainer.fingerprint import differences
 from trainer.models.build import WEIGHTS_NAME, check_complete, fill_weights, load_tensors, tied_names, trained_weights
@@ -53,6 +54,8 @@ class TrainingState:
     scores: list[dict[str, Any]] = field(default_factory=list)
     """Of each finished validation: step, value, families, checkpoint_digest."""
     validation_due: bool = False
+    sampler: ZxellSampler | None = None
+    """The order of the data where it has a state of its own; our own order has none."""
 
     def contents(self) -> dict[str, Content]:
         """The files of a checkpoint of this moment, by name. Call them before the next step changes the tensors."""
@@ -62,6 +65,8 @@ class TrainingState:
             "schema": 1, "task": "language_model", "step": self.step, "cursor": self.cursor, "ties": tied_names(self.model), **self.identity,
             "losses": self.losses, "scores": self.scores, "validation_due": self.validation_due,
         }
+        if self.sampler is not None:
+            described["sampler"] = self.sampler.state_at(self.cursor)
         return {
             **self.files,
             WEIGHTS_NAME: _writer(lambda path: save_file(self._weights(), path, metadata=FORMAT)),
@@ -81,6 +86,8 @@ class TrainingState:
         self.step, self.cursor = described["step"], described["cursor"]
         self.losses, self.scores = described["losses"], described["scores"]
         self.validation_due = described["validation_due"]
+        if self.sampler is not None:
+            self.sampler.restore(described.get("sampler"), self.cursor, where=str(folder / STATE_NAME))
         fill_weights(self.model, load_tensors(folder / WEIGHTS_NAME), where=str(folder / WEIGHTS_NAME))
         self._fill_moments(load_tensors(folder / OPTIMIZER_NAME), where=str(folder / OPTIMIZER_NAME))
         _restore_streams(folder / RANDOM_NAME)
