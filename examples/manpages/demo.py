@@ -33,7 +33,8 @@ def fleetd(*words: str, check: bool = True) -> int:
 
 def ask(*words: str) -> dict[str, object]:
     """The JSON document of one reader."""
-    done = subprocess.run([sys.executable, "-m", "fleetd.screens.cli", *words, "--json"], env=ENVIRONMENT, cwd=ROOT, check=True, capture_output=True, text=True)
+    argv = [sys.executable, "-m", "fleetd.screens.cli", *words, "--json"]
+    done = subprocess.run(argv, env=ENVIRONMENT, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     document: dict[str, object] = json.loads(done.stdout)
     return document
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-
-from conftest import Fleet, step_of, trainer_pid
+from live_fleet import Fleet, step_of, trainer_pid
 
 pytestmark = pytest.mark.live
 
@@ -80,7 +79,8 @@ def test_a_killed_trainer_resumes_from_its_last_complete_checkpoint(fleet: Fleet
 def test_the_deadline_holds_with_a_dead_coordinator_and_a_dead_supervisor(fleet: Fleet) -> None:
     ignores = ["python3", "-c", "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"]
     fleet.launch(fleet.plan(deadline="45s", candidates={"one": {"training": {"steps": 100000}}, "deaf": {"command": ignores}}))
-    document = fleet.until(lambda document: all(run["state"] == "running" for run in document["runs"]) and step_of(fleet.runs()["one"]) > 5, "both running")
+    fleet.until(lambda document: step_of(fleet.runs()["one"]) > 5, "ours trains")
+    document = fleet.until(lambda document: all(run["state"] == "running" for run in document["runs"]), "both running")
     runs = {run["candidate"]: run for run in document["runs"]}
     cutoff = datetime.fromisoformat(document["campaigns"][0]["cutoff_at"].replace("Z", "+00:00")).timestamp()
     kill(document["coordinator"]["pid"])
@@ -98,7 +98,7 @@ def test_the_deadline_holds_with_a_dead_coordinator_and_a_dead_supervisor(fleet:
 def test_a_stranger_under_the_recorded_pid_is_never_signalled(fleet: Fleet) -> None:
     """Other start ticks under the same pid and argv: the record no longer proves anything, so nobody may touch the process."""
     fleet.launch(fleet.plan(candidates={"one": {"command": ["sleep", "300"]}}))
-    run = fleet.until(lambda document: trainer_pid(document["runs"][0]) is not None and document["runs"][0]["state"] == "running", "running")["runs"][0]
+    run = fleet.until(lambda document: trainer_pid(document["runs"][0]) and document["runs"][0]["state"] == "running", "running")["runs"][0]
     pid = trainer_pid(run)
     assert pid
     record_path = fleet.run_dir(run) / "attempts" / "0001" / "attempt.json"

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from conftest import Fleet, step_of, trainer_pid
+from live_fleet import Fleet, step_of, trainer_pid
 
 pytestmark = pytest.mark.live
 
@@ -85,7 +84,8 @@ def test_a_run_that_was_stopped_three_times_and_killed_equals_one_that_never_was
         run = of(fleet.status(), stopped)
         assert run["state"] == "stopped"
         assert run["attempts_ended"][-1]["exit"]["exit_code"] == 10
-        assert final_checkpoint(fleet, run).name == f"step-{max(losses_by_step(fleet, run)):09d}", "a complete checkpoint at the step where it stopped"
+        last = max(losses_by_step(fleet, run))
+        assert final_checkpoint(fleet, run).name == f"step-{last:09d}", "a complete checkpoint at the step where it stopped"
         fleet("resume", stopped)
     alive = fleet.until(lambda document: step_of(of(document, stopped)) >= 320 and of(document, stopped)["state"] == "running", "running again")
     time.sleep(random.Random(seed).uniform(0, 2))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-
-from conftest import Fleet, step_of
+from live_fleet import Fleet, step_of
 
 pytestmark = pytest.mark.live
 
@@ -17,7 +17,10 @@ def test_the_second_campaign_waits_for_memory_and_says_for_what(fleet: Fleet) ->
 
     second = fleet.launch(fleet.plan("second", capacity="3GiB", candidates={"two": {"training": {"steps": 10}}}))
 
-    waiting = fleet.until(lambda document: any(run["campaign_id"] == second and "GiB" in run["detail"] for run in document["runs"]), "the wait is explained")
+    def explained(document: dict[str, Any]) -> bool:
+        return any(run["campaign_id"] == second and "GiB" in run["detail"] for run in document["runs"])
+
+    waiting = fleet.until(explained, "the wait is explained")
     run = next(run for run in waiting["runs"] if run["campaign_id"] == second)
     assert run["state"] == "queued"
     assert first in run["detail"] or "one" in run["detail"]
