@@ -129,7 +129,7 @@ def _hosts_known(pen: Pen, plan: Plan, request: Request) -> bool:
         host, sight = silent[0]
         trouble = sight.trouble if sight is not None and sight.trouble else {}
         what = f"{trouble['title']}: {trouble['what']}" if trouble else f"no answer in {LAUNCH_WAIT_SECONDS:.0f} s"
-        fix = trouble.get("fix", f"see daemon.log, then fleetd doctor {host.name}")
+        fix = trouble.get("fix", f"see daemon.log and {host.root}/agent.log, then launch again")
         raise HostUnreachable(f"host {host.name} does not answer", where=f"{host.transport}:{host.root}", what=what, fix=fix)
     return True
 

@@ -63,7 +63,7 @@ def _resume(pen: Pen, request: Request) -> None:
     if not resting:
         going = [run.candidate for run in runs if run.state not in FINAL]
         what = f"still under way: {', '.join(going)}" if going else "its runs are finished or failed, and that is final"
-        fix = "fleetd wait until it has stopped, then resume" if going else "launch a new campaign"
+        fix = f"fleetd wait {target}, then fleetd resume {target}" if going else "launch a new campaign"
         raise RequestRefused("nothing to resume", where=target, what=what, fix=fix)
     for run in resting:
         _check_resumable(pen, run)

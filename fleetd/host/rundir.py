@@ -305,7 +305,7 @@ def _is_there(paths: RunPaths, spec: RunSpec) -> bool:
     raise RequestRefused(
         f"run {spec.run_id} exists with another order", where=str(paths.order),
         what=f"it was created at {found.created_at.isoformat()} for coordinator {found.owner.coordinator_id}",
-        fix="fleetd launch   (a new run gets a new id)",
+        fix="fleetd launch PLAN   (a new run gets a new id)",
     )
 
 
