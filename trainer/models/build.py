@@ -13,17 +13,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
 from policies.errors import CheckpointDamaged
-from trainer.files import read_json
+from trainer.formats.tensor_files import damaged, read_header
+from trainer.formats.transformers_dirs import ModelDirectory, read_model_directory
+from trainer.models.families import arithmetic_config
 
 WEIGHTS_NAME = "model.safetensors"
-WEIGHTS_INDEX_NAME = "model.safetensors.index.json"
-BARE_PREFIXES = ("transformer.", "model.")
-"""A bare GPT2Model or LlamaModel stores its names without the one of these that the whole model has."""
 
 
 def build_model(config: dict[str, Any], *, seed: int) -> nn.Module:
@@ -34,8 +33,7 @@ def build_model(config: dict[str, Any], *, seed: int) -> nn.Module:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-    named = {key: value for key, value in config.items() if key not in ("model_type", "auto_map", "torch_dtype", "dtype")}
-    described = AutoConfig.for_model(config["model_type"], **named)
+    described = AutoConfig.for_model(config["model_type"], **arithmetic_config(config))
     model = AutoModelForCausalLM.from_config(described, attn_implementation="sdpa", dtype=torch.float32)  # type: ignore[no-untyped-call]
     assert isinstance(model, nn.Module)
     stored = set(model.state_dict())
@@ -56,22 +54,42 @@ def tied_names(model: nn.Module) -> dict[str, str]:
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file, as copies in memory. CheckpointDamaged names the file."""
+    """The tensors of a safetensors file, as copies in memory. CheckpointDamaged names the file, and tensor or offset."""
+    read_header(path)
     try:
         return {name: tensor.clone() for name, tensor in load_file(path).items()}
-    except (OSError, SafetensorError, ValueError) as fault:
-        raise CheckpointDamaged("a file of tensors can't be read", where=str(path), what=str(fault),
-                                fix="resume from an older checkpoint: the trainer takes the newest one that verifies") from fault
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as fault:
+        raise damaged(path, str(fault)) from fault
 
 
 def load_model_directory(model: nn.Module, folder: Path) -> None:
-    """Fill a model from the weights of a model directory (one file or shards, whole or bare layout, any float type)."""
-    index = folder / WEIGHTS_INDEX_NAME
-    names = sorted(set(read_json(index)["weight_map"].values())) if index.is_file() else [WEIGHTS_NAME]
-    tensors: dict[str, torch.Tensor] = {}
-    for name in names:
-        tensors.update(load_tensors(folder / name))
-    fill_weights(model, _whole_names(model, tensors), where=str(folder / names[0]))
+    """Fill a model from the weights of a model directory (one file or shards, whole or bare layout, any float type).
+
+    One tensor at a time: beside the model there is never more than one copy. CheckpointDamaged leaves the model half filled.
+    """
+    found, weights, ties = read_model_directory(folder), trained_weights(model), tied_names(model)
+    for file in found.files:
+        try:
+            with safe_open(folder / file, framework="pt") as opened, torch.no_grad():
+                for stored in sorted(found.names.keys() & set(opened.keys())):
+                    name, tensor = found.names[stored], opened.get_tensor(stored)
+                    if not bool(torch.isfinite(tensor).all()):
+                        raise damaged(folder / file, f"tensor {stored!r} at offset {found.entries[stored].begin} holds nan or inf")
+                    if name not in ties:
+                        weights[name].copy_(tensor)
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as fault:
+            raise damaged(folder / file, str(fault)) from fault
+    _check_stored_ties(found, weights, ties)
+
+
+def _check_stored_ties(found: ModelDirectory, weights: dict[str, nn.Parameter], ties: dict[str, str]) -> None:
+    """A head that is stored although it is tied has to be the embedding, or the file and its config mean two different models."""
+    for stored in (stored for stored, name in found.names.items() if name in ties):
+        for file in found.files:
+            with safe_open(found.folder / file, framework="pt") as opened:
+                name = found.names[stored]
+                if stored in opened.keys() and not torch.equal(opened.get_tensor(stored).to(weights[ties[name]]), weights[ties[name]]):  # noqa: SIM118
+                    raise damaged(found.folder / file, f"tensor {stored!r} differs from {ties[name]}, and the config says that they are tied")
 
 
 def fill_weights(model: nn.Module, tensors: dict[str, torch.Tensor], *, where: str) -> None:
@@ -97,13 +115,3 @@ def check_complete(tensors: dict[str, torch.Tensor], shapes: dict[str, tuple[int
     if faults:
         raise CheckpointDamaged("the weights do not fit the model", where=where, what="; ".join(sorted(faults)[:5]),
                                 fix="name the model directory these weights belong to, or resume from an older checkpoint")
-
-
-def _whole_names(model: nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors under the names of the whole model; masks that old GPT-2 files carry are left out."""
-    known = set(trained_weights(model)) | set(tied_names(model))
-    kept = {name: tensor for name, tensor in tensors.items() if not name.endswith((".attn.bias", ".attn.masked_bias"))}
-    for prefix in BARE_PREFIXES:
-        if not known & kept.keys() and any(prefix + name in known for name in kept):
-            return {prefix + name: tensor for name, tensor in kept.items()}
-    return kept

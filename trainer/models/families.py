@@ -19,37 +19,68 @@ CONFIG_NAME = "config.json"
 TOKENIZER_NAMES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt")
 
 
+LAYERS_MAX = 1024
+SHOWN_CHARACTERS = 80
+COUNT_MAX = 2**31 - 1
+DTYPE_KEYS = ("torch_dtype", "dtype")
+"""What the weights were stored as, in files of transformers 4 and 5. Here everything is computed in fp32, so it changes nothing."""
+NEVER_TAKEN: dict[str, tuple[Any, ...]] = {"quantization_config": (None,), "pruned_heads": (None, {}), "is_encoder_decoder": (False,)}
+ROPE_KEYS = ("rope_theta", "rope_type", "partial_rotary_factor")
+TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """`needed` are widths and counts (integers above 0); `refused` maps a key to the only values that are taken."""
+    """`needed` are widths and counts (integers above 0); `refused` maps a key to the only values that are taken.
+
+    `numbers` gives the range of what may be stated besides: least and greatest, the greatest excluded. Only these keys, `refused`
+    and the token ids reach the library: what a file says besides is kept and written back, and computes nothing.
+    """
 
     window_key: str
+    layers_key: str
+    tied_by_default: bool
     needed: tuple[str, ...]
     refused: dict[str, tuple[Any, ...]]
+    numbers: dict[str, tuple[float, float]]
+    optional: tuple[str, ...]
 
 
 FAMILIES: dict[str, Family] = {
     "gpt2": Family(
-        window_key="n_positions",
+        window_key="n_positions", layers_key="n_layer", tied_by_default=True,
         needed=("vocab_size", "n_positions", "n_embd", "n_layer", "n_head"),
         refused={
             "activation_function": ("gelu_new",), "tie_word_embeddings": (True,), "scale_attn_weights": (True,),
             "scale_attn_by_inverse_layer_idx": (False,), "add_cross_attention": (False,),
         },
+        numbers={"layer_norm_epsilon": (0.0, 1.0), "initializer_range": (0.0, 1e3), "embd_pdrop": (0.0, 1.0), "attn_pdrop": (0.0, 1.0),
+                 "resid_pdrop": (0.0, 1.0)},
+        optional=("n_inner",),
     ),
     "llama": Family(
-        window_key="max_position_embeddings",
+        window_key="max_position_embeddings", layers_key="num_hidden_layers", tied_by_default=False,
         needed=("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"),
         refused={
             "hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,), "attention_dropout": (0, 0.0), "rope_scaling": (None,),
         },
+        numbers={"rms_norm_eps": (0.0, 1.0), "initializer_range": (0.0, 1e3), "rope_theta": (1e-3, 1e12)},
+        optional=("num_key_value_heads", "head_dim", "tie_word_embeddings", "rope_parameters"),
     ),
 }
 
 
 def model_config(settings: ModelSettings, *, window: int, where: str) -> dict[str, Any]:
-    """The checked config of a model that is given as keys or as a directory. No weights are read."""
-    config = read_config(Path(settings.path)) if settings.path is not None else check_config(settings.config, where=f"{where}: model.config")
+    """The checked config of a model that is given as keys or as a directory, whose files then hold the tensors of that config."""
+    if settings.path is not None:
+        from trainer.formats.transformers_dirs import read_model_directory  # it stands on this module
+
+        config = read_model_directory(Path(settings.path)).config
+    else:
+        config = check_config(settings.config, where=f"{where}: model.config")
+        if config["model_type"] == "gpt2" and config.get("n_inner") is None:
+            width = 4 * config["n_embd"]
+            raise _refused(f"{where}: model.config", f"n_inner is not stated, and nothing else tells the width; n_inner: {width} is 4 x n_embd")
     check_window(config, window, where=where)
     return config
 
@@ -69,14 +100,16 @@ def read_config(folder: Path) -> dict[str, Any]:
 def check_config(config: Any, *, where: str) -> dict[str, Any]:
     """`config` itself when it can be trained here. PlanInvalid tells every key that can't be, and what would be accepted."""
     kind = config.get("model_type") if isinstance(config, dict) else None
-    if kind not in FAMILIES:
-        raise _refused(where, f"model_type is {kind!r}, only {' and '.join(FAMILIES)} can be trained")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise _refused(where, f"model_type is {_short(kind)}, only {' and '.join(FAMILIES)} can be trained")
     family = FAMILIES[kind]
-    wrong = [key for key in family.needed if type(config.get(key)) is not int or config[key] < 1]
-    faults = [f"{key} is {config.get(key)!r}, a count above 0 is needed" for key in wrong]
-    for key, taken in family.refused.items():
-        if key in config and config[key] not in taken:
-            faults.append(f"{key} is {config[key]!r}, only {' or '.join(repr(value) for value in taken[:1])} is taken")
+    limits = {key: LAYERS_MAX if key == family.layers_key else COUNT_MAX for key in family.needed}
+    wrong = [key for key in family.needed if type(config.get(key)) is not int or not 1 <= config[key] <= limits[key]]
+    faults = [f"{key} is {_short(config.get(key))}, a count of 1 to {limits[key]} is needed" for key in wrong]
+    for key, taken in {**family.refused, **NEVER_TAKEN}.items():
+        if key in config and not any(config[key] == value and type(config[key]) is type(value) for value in taken):  # 1 is not true here
+            faults.append(f"{key} is {_short(config[key])}, only {' or '.join(repr(value) for value in taken[:1])} is taken")
+    faults += _number_faults(config, family)
     if not faults:
         faults = _gpt2_faults(config) if kind == "gpt2" else _llama_faults(config)
     if faults:
@@ -106,27 +139,79 @@ def _not_staged(folder: Path, what: str) -> DataDamaged:
     return DataDamaged("the model can't be used", where=str(folder), what=what, fix="stage the model again: delete this copy and launch")
 
 
+def arithmetic_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a checked config that say what is computed: all that the library is given of it."""
+    family = FAMILIES[config["model_type"]]
+    known = (*family.needed, *family.refused, *family.numbers, *family.optional, *TOKEN_KEYS)
+    return {key: config[key] for key in known if key in config}
+
+
+def _number_faults(config: dict[str, Any], family: Family) -> list[str]:
+    faults = []
+    for key, (least, greatest) in family.numbers.items():
+        value = config.get(key, least)
+        if type(value) not in (int, float) or not least <= value < greatest:
+            faults.append(f"{key} is {_short(value)}, a number of at least {least} and below {greatest} is needed")
+    if len({str(config[key]).removeprefix("torch.") for key in DTYPE_KEYS if config.get(key) is not None}) > 1:
+        faults.append(f"torch_dtype is {_short(config['torch_dtype'])} and dtype is {_short(config['dtype'])}: one of them is needed")
+    for key in TOKEN_KEYS:
+        value = config.get(key)
+        listed = value if isinstance(value, list) and key == "eos_token_id" else [value]
+        if not all(item is None or (type(item) is int and -1 <= item <= COUNT_MAX) for item in listed):
+            faults.append(f"{key} is {_short(value)}, a token id or null is needed")
+    pad = config.get("pad_token_id")
+    if type(pad) is int and type(config.get("vocab_size")) is int and pad >= config["vocab_size"]:
+        faults.append(f"pad_token_id is {pad}, beyond vocab_size {config['vocab_size']}")
+    return faults
+
+
 def _gpt2_faults(config: dict[str, Any]) -> list[str]:
     faults = []
     if config["n_embd"] % config["n_head"]:
         faults.append(f"n_embd {config['n_embd']} is no multiple of n_head {config['n_head']}")
-    if "n_inner" in config and config["n_inner"] is not None and (type(config["n_inner"]) is not int or config["n_inner"] < 1):
-        faults.append(f"n_inner is {config['n_inner']!r}, a width or null (4 x n_embd) is needed")
+    inner = config.get("n_inner")
+    if inner is not None and (type(inner) is not int or not 1 <= inner <= COUNT_MAX):
+        faults.append(f"n_inner is {_short(inner)}, a width is needed (or null beside weights: 4 x n_embd, which they have to show)")
     return faults
 
 
 def _llama_faults(config: dict[str, Any]) -> list[str]:
     faults = []
-    heads, pairs = config["num_attention_heads"], config.get("num_key_value_heads", config["num_attention_heads"])
+    heads, given = config["num_attention_heads"], config.get("num_key_value_heads")
+    pairs = heads if given is None else given
     if type(pairs) is not int or pairs < 1 or heads % pairs:
-        faults.append(f"num_attention_heads {heads} is no multiple of num_key_value_heads {pairs!r}")
-    width = config.get("head_dim") or config["hidden_size"] // heads
-    if width % 2 or ("head_dim" not in config and config["hidden_size"] % heads):
-        faults.append(f"hidden_size {config['hidden_size']} over {heads} heads gives no even head width")
+        faults.append(f"num_attention_heads {heads} is no multiple of num_key_value_heads {_short(pairs)}")
+    if type(config.get("tie_word_embeddings", False)) is not bool:
+        faults.append(f"tie_word_embeddings is {_short(config['tie_word_embeddings'])}, true or false is needed")
+    stated = config.get("head_dim")
+    if stated is None and (config["hidden_size"] % heads or config["hidden_size"] // heads % 2):
+        faults.append(f"hidden_size {config['hidden_size']} over {heads} heads gives no even head width, and head_dim is not stated")
+    if stated is not None and (type(stated) is not int or not 2 <= stated <= COUNT_MAX or stated % 2):
+        faults.append(f"head_dim is {_short(stated)}, an even width is needed")
+    return faults + _rope_faults(config)
+
+
+def _rope_faults(config: dict[str, Any]) -> list[str]:
+    """transformers 4 wrote `rope_theta`, transformers 5 writes `rope_parameters`; both may stand there when they agree."""
     rope = config.get("rope_parameters")
-    if rope is not None and (not isinstance(rope, dict) or rope.get("rope_type", "default") != "default"):
-        faults.append(f"rope_parameters is {rope!r}, only rope_type 'default' is taken")
-    return faults
+    if rope is None:
+        return []
+    if not isinstance(rope, dict) or not set(rope) <= set(ROPE_KEYS) or rope.get("rope_type", "default") != "default":
+        return [f"rope_parameters is {_short(rope)}, only rope_theta and rope_type 'default' are taken"]
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        return [f"rope_parameters.partial_rotary_factor is {_short(rope['partial_rotary_factor'])}, only 1.0 is taken"]
+    theta, least, greatest = rope.get("rope_theta"), *FAMILIES["llama"].numbers["rope_theta"]
+    if theta is not None and (type(theta) not in (int, float) or not least <= theta < greatest):
+        return [f"rope_parameters.rope_theta is {_short(theta)}, a number of at least {least} and below {greatest} is needed"]
+    if theta is not None and config.get("rope_theta", theta) != theta:
+        return [f"rope_theta is {config['rope_theta']} and rope_parameters.rope_theta is {theta}: one of them is needed"]
+    return []
+
+
+def _short(value: Any) -> str:
+    """A value in an error message: one line of it."""
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."
 
 
 def _refused(where: str, what: str) -> PlanInvalid:
