@@ -2,6 +2,7 @@
 
     FLEETD_FAULT="supervisor:17:kill:/tmp/purse"      the supervisor's 17th boundary is its last
     FLEETD_FAULT="coordinator:~30:kill:/tmp/purse"    each coordinator draws its own number from 1 to 30
+    FLEETD_FAULT="shim:cgroup made:kill:/tmp/purse"   the first time that a shim comes to that point
     FLEETD_FAULT="agent:5:full:/tmp/ballast"          from its 5th write on the disk is full, as long as that file exists
     FLEETD_FAULT="shim:5:refuse:"                     only its 5th write finds no room
 
@@ -22,6 +23,8 @@ from dataclasses import dataclass, field
 
 ENV_FAULT = "FLEETD_FAULT"
 COIN_PREFIX = "coin-"
+ROW_MAX = 3
+"""The same point so often in a row counts as a boundary: of a copy of a hundred files the first few are enough to die at."""
 
 
 @dataclass(kw_only=True)
@@ -31,9 +34,13 @@ class Fault:
     number: int
     act: str
     place: str
+    point: str = ""
+    """When it is named, only this point counts."""
     counted: int = field(default=0)
 
-    def is_due(self) -> bool:
+    def is_due(self, point: str) -> bool:
+        if self.point not in ("", point):
+            return False
         self.counted += 1
         return self.counted >= self.number if self.act == "full" else self.counted == self.number
 
@@ -41,19 +48,24 @@ class Fault:
 class Faults:
     def __init__(self, text: str, role: str) -> None:
         self.role = role
+        self.last, self.row = "", 0
         self.found = [_parse(entry) for entry in text.split(",") if entry.split(":", 1)[0] == role]
 
     def before(self, point: str, error: Callable[[str], Exception] | None = None) -> None:
         """A write that a full disk would refuse comes next: OSError with ENOSPC, or `error` where the writer raises another kind."""
         self.after(point)
         for fault in self.found:
-            if fault.act in ("full", "refuse") and fault.is_due() and (fault.act == "refuse" or os.path.exists(fault.place)):
+            if fault.act in ("full", "refuse") and fault.is_due(point) and (fault.act == "refuse" or os.path.exists(fault.place)):
                 raise error("database or disk is full") if error is not None else OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), point)
 
     def after(self, point: str) -> None:
         """Something is done, and what rests on it is not."""
+        self.row = self.row + 1 if point == self.last else 1
+        self.last = point
+        if self.row > ROW_MAX:
+            return
         for fault in self.found:
-            if fault.act == "kill" and fault.is_due() and _pays(fault.place, f"{self.role}-{os.getpid()}-{point}"):
+            if fault.act == "kill" and fault.is_due(point) and _pays(fault.place, f"{self.role}-{os.getpid()}-{point}"):
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -62,6 +74,8 @@ def _parse(entry: str) -> Fault:
     if number.startswith("~"):
         drawn = hashlib.sha256(f"{os.getpid()} {os.times().elapsed}".encode()).digest()
         return Fault(number=1 + int.from_bytes(drawn[:4], "big") % int(number[1:]), act=act, place=place)
+    if not number.isdigit():
+        return Fault(number=1, act=act, place=place, point=number)
     return Fault(number=int(number), act=act, place=place)
 
 

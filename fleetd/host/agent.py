@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetd import clock, faults, logs
-from fleetd.host import cgroups, meters, reading, rundir
+from fleetd.host import cgroups, meters, reading, rundir, tidy
 from fleetd.host.ownership import claim, explain_os_error
 from fleetd.host.processes import boot_id
 from fleetd.host.reports import Reports
@@ -188,7 +188,7 @@ class Agent:
 
     def _facts(self) -> HostFacts:
         if self._cgroup_part is None:
-            group, self._cgroup_part = cgroups.create(f"probe-{os.getpid()}", PROBE_LIMIT_BYTES)
+            group, self._cgroup_part = cgroups.create(f"{cgroups.PROBE_PREFIX}{os.getpid()}", PROBE_LIMIT_BYTES)
             cgroups.remove(group)
         sampled = CapPart(grade=CapGrade.SAMPLED, means="RssAnon + RssShmem of the tree each second")
         accelerators = meters.accelerator_names()
@@ -232,7 +232,9 @@ def main(arguments: list[str]) -> int:
     logs.logger.setLevel(logging.INFO)
     logs.logger.propagate = False
     try:
-        Agent(Path(arguments[0]).absolute(), output).serve(0)
+        agent = Agent(Path(arguments[0]).absolute(), output)
+        tidy.tidy_root(agent.paths)
+        agent.serve(0)
     except BrokenPipeError:
         pass  # the coordinator is gone
     return 0

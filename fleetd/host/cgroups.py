@@ -23,6 +23,8 @@ from policies.facts import MIB, CapGrade
 from policies.memory import gib
 
 PREFIX = "fleetd-"
+PROBE_PREFIX = "probe-"
+"""Of a group that an agent makes for a moment, to see what this host can do: its pid follows."""
 REMOVE_TRIES_MAX = 40
 REMOVE_WAIT_SECONDS = 0.05
 V1_UNLIMITED_BYTES = 1 << 60
@@ -90,6 +92,15 @@ def hierarchies() -> tuple[Hierarchy | None, Hierarchy | None]:
             v2 = Hierarchy(kind="v2", mount=v2_mount, own=own)
     # Inside a container the path may belong to a namespace that is not mounted here.
     return tuple(one if one and ":" not in one.folder and os.path.isdir(one.folder) else None for one in (v1, v2))  # type: ignore[return-value]
+
+
+def places() -> tuple[str, ...]:
+    """The folders in which `create` makes groups, seen from this process."""
+    try:
+        v1, v2 = hierarchies()
+    except OSError:
+        return ()
+    return (*((v1.folder,) if v1 else ()), *((_parent_v2(v2),) if v2 else ()))
 
 
 def create(name: str, limit_bytes: int) -> tuple[Group, CapPart]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from fleetd import logs
 from fleetd.files import write_record
-from fleetd.host import launch, rundir
+from fleetd.host import launch, rundir, tidy
 from fleetd.host.observe import Cached
 from fleetd.host.processes import look
 from fleetd.journal import Journal
@@ -50,6 +50,7 @@ class RunWatch:
     state: RunState | None = None
     supervisor: str = ""
     told: tuple[object, ...] = ()
+    is_tidy: bool = False
     observation: Cached[Any] = field(init=False)
     want: Cached[Any] = field(init=False)
 
@@ -168,6 +169,7 @@ class Reports:
         watch.look()
         if watch.supervisor == "alive" or watch.is_settled:
             watch.free_since_seconds = None
+            _keep_tidy(watch)
             return
         if watch.free_since_seconds is None:
             watch.free_since_seconds = now_seconds
@@ -191,6 +193,14 @@ class Reports:
         except FileNotFoundError:
             return []
         return sorted(name for name in names if not name.startswith(".") and (self.paths.run(name).order).exists())
+
+
+def _keep_tidy(watch: RunWatch) -> None:
+    """Once nobody watches a settled run any more, take away what those who did have left."""
+    if watch.supervisor == "alive":
+        watch.is_tidy = False
+    elif not watch.is_tidy and not _has_living_shim(watch.paths):
+        watch.is_tidy = tidy.tidy_run(watch.paths)
 
 
 def _has_living_shim(paths: RunPaths) -> bool:

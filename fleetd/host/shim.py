@@ -16,7 +16,6 @@ Evidence in exit.json, each key only where there is something to say:
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import select
 import signal
@@ -27,9 +26,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fleetd import clock, logs
+from fleetd import clock, faults, logs
 from fleetd.clock import Moment
-from fleetd.host import cgroups, rundir, tree
+from fleetd.host import cgroups, rundir, tidy, tree
 from fleetd.host.birth import Newborn, conceive, read_report, trainer_environment
 from fleetd.host.guard import TICK_SECONDS, DeadlineGuard, Due, SupervisorGuard
 from fleetd.host.processes import identity_of, look, set_child_subreaper, sight_of
@@ -37,8 +36,6 @@ from fleetd.host.rundir import AttemptRecord
 from fleetd.model import CapPart, ExitRecord, RunSpec
 from fleetd.paths import RunPaths
 from policies.facts import ENV_TREE_TOKEN, CapGrade, ProcessIdentity, Reason, SignalTarget, Want, format_moment
-
-UNSAFE_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]")
 
 EXIT_REFUSED = 3
 EXIT_USAGE = 2
@@ -144,6 +141,7 @@ class Shim:
             for duty in (self._watch_exec, self._watch_argv, self._watch_exit, self._keep_deadline, self._write_exit, self._reap):
                 self._do(duty, moment)
             self._do(self._keep_supervisor, moment)
+        faults.after("tree empty")
         cgroups.remove(self.group)
         logs.changed("shim_leaves", attempt=self.attempt, because="the tree is empty")
 
@@ -155,9 +153,8 @@ class Shim:
         if self.deadline.due(clock.boottime_seconds(), None, is_supervised=True) is Due.KILL:
             raise StartRefused(Reason.DEADLINE, "the cutoff passed before the start")
         caps = self.spec.caps
-        # The random end keeps apart equal run ids below two roots, and this attempt from what a killed shim left behind.
-        name = f"{UNSAFE_IN_NAMES.sub('_', self.spec.run_id)}-{self.attempt:04d}-{secrets.token_hex(3)}"
-        self.group, self.cap = cgroups.create(name, caps.host_bytes)
+        self.group, self.cap = cgroups.create(tidy.group_name(self.paths, self.attempt), caps.host_bytes)
+        faults.after("cgroup made")
         newborn = self._conceive(str(resume.path) if resume else "")
         self.pid, self.pidfd = newborn.pid, os.pidfd_open(newborn.pid)
         try:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fleetd import clock, logs
 from fleetd.clock import Moment
-from fleetd.host import cgroups, launch, rundir, tree
+from fleetd.host import launch, rundir, tidy, tree
 from fleetd.host.causes import stop_moment
 from fleetd.host.decide import decide
 from fleetd.host.exits import reap_children, record_of
@@ -77,6 +77,7 @@ class Supervisor:
 
     def run(self) -> None:
         """Watch until the run is settled and every notice is on disk."""
+        tidy.tidy_run(self.paths)
         self._resume(clock.read())
         faults = 0
         while not self.is_done:
@@ -251,9 +252,8 @@ class Supervisor:
 
     def _tidy(self, sight: HostSight) -> None:
         """The shim takes its cgroup away; where it is dead, nobody else would."""
-        watch = self.observer.watch
-        if watch is not None and watch.record.value is not None and sight.attempt is not None and sight.attempt.shim_is_alive is not True:
-            cgroups.remove(cgroups.decode_group(watch.record.value.cgroup))
+        if sight.attempt is not None and sight.attempt.shim_is_alive is not True:
+            tidy.tidy_attempt(self.paths, sight.attempt.number, patient=True)
 
     def _numbers(self, sight: HostSight) -> dict[str, object]:
         numbers = {
