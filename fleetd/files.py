@@ -34,7 +34,11 @@ def sync_folder(folder: Path) -> None:
 
 def write_record(path: Path, value: Any, *, durable: bool = True) -> None:
     """Replace `path` by the JSON of `value` in one step. `durable=False` skips the syncs: for looks that are not history."""
-    text = json.dumps(encode(value), sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    write_text(path, json.dumps(encode(value), sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n", durable=durable)
+
+
+def write_text(path: Path, text: str, *, durable: bool = True) -> None:
+    """Replace a text file in one step."""
     descriptor, temporary = _temporary(path)
     try:
         with os.fdopen(descriptor, "wb") as file:

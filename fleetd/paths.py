@@ -38,8 +38,12 @@ class StatePaths:
     def socket(self) -> Path:
         return self.root / "api.sock"
 
+    @property
+    def campaigns(self) -> Path:
+        return self.root / "campaigns"
+
     def campaign(self, campaign_id: str) -> CampaignPaths:
-        return CampaignPaths(self.root / "campaigns" / campaign_id)
+        return CampaignPaths(self.campaigns / campaign_id)
 
 
 @dataclass(frozen=True, slots=True)

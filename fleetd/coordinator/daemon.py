@@ -34,6 +34,7 @@ from fleetd.coordinator.jobs import Jobs
 from fleetd.coordinator.loop import Loop
 from fleetd.coordinator.releases import code_digest
 from fleetd.coordinator.sessions import LocalSession, Session
+from fleetd.coordinator.tidying import tidy_state
 from fleetd.files import read_record, write_record
 from fleetd.journal import Journal
 from fleetd.model import Owner
@@ -60,6 +61,7 @@ def run_foreground(state_root: Path, write_report: ReportWriter | None = None) -
     _make_root(paths)
     with _only_one(paths):
         logs.to_file(paths.log)
+        tidy_state(paths)
         journal = Journal.open(paths.journal)
         try:
             _serve(paths, journal, write_report or report_writer_by_name)

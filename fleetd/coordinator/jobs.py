@@ -28,7 +28,7 @@ from fleetd.coordinator.shards import read_shard_set
 from fleetd.coordinator.sight import Job
 from fleetd.coordinator.staging import stage_data
 from fleetd.coordinator.vault import read_frozen
-from fleetd.files import write_record
+from fleetd.files import write_record, write_text
 from fleetd.fleet import Campaign, Fleet
 from fleetd.paths import CampaignPaths, StatePaths
 from policies.errors import ExplainedError, FreezeRefused, HostUnreachable, RequestRefused
@@ -118,7 +118,7 @@ def _preflight(place: Workplace) -> dict[str, Any]:
     plan = place.campaign.plan
     os.makedirs(place.paths.root, mode=0o700, exist_ok=True)
     if place.campaign.plan_text and not place.paths.plan.exists():
-        place.paths.plan.write_text(place.campaign.plan_text, encoding="utf-8")
+        write_text(place.paths.plan, place.campaign.plan_text)
     write_record(place.paths.resolved, plan)
     for host in plan.hosts:
         if host.name in place.couriers and any(candidate.task is not None for candidate in plan.candidates):
@@ -183,7 +183,11 @@ def _checkpoint(place: Workplace) -> dict[str, Any]:
 
 
 def _prune(place: Workplace) -> dict[str, Any]:
-    return {"removed": list(prune_checkpoints(place.paths, place.job.body["keep"]))}
+    """`removed`: every copy in the history that is gone now, also one that an earlier life removed and died before it could tell."""
+    keep = place.job.body["keep"]
+    removed = set(prune_checkpoints(place.paths, keep))
+    told = {copy.digest for run_id in place.campaign.runs for copy in place.fleet.runs[run_id].checkpoints}
+    return {"removed": sorted(removed | {digest for digest in told - set(keep) if not (place.paths.store_checkpoints / digest).exists()})}
 
 
 def _select(place: Workplace) -> dict[str, Any]:

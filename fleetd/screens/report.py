@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from fleetd.files import sync_folder, write_record
+from fleetd.files import write_record, write_text
 from fleetd.paths import CampaignPaths
 from fleetd.plan_units import show_duration
 from fleetd.screens import words
@@ -32,7 +30,7 @@ def write_report(paths: CampaignPaths, document: dict[str, Any]) -> tuple[Path, 
     """
     found = report_document(paths, document)
     write_record(paths.report_json, found)
-    _write_text(paths.report_html, render_html(found))
+    write_text(paths.report_html, render_html(found))
     return paths.report_html, paths.report_json
 
 
@@ -112,18 +110,3 @@ def _moment(text: Any) -> str:
 def _clock(text: Any) -> str:
     at = moment(text)
     return words.ABSENT if at is None else at.strftime("%H:%M:%S")
-
-
-def _write_text(path: Path, text: str) -> None:
-    """Replace a text file in one step, synced."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    sync_folder(path.parent)
