@@ -64,6 +64,7 @@ def run_train(asked: argparse.Namespace) -> TrainerExit:
 def train(environment: RunEnvironment, task: TrainTask, stop: Stop) -> TrainerExit:
     """Train as the task says, from the newest checkpoint on. Torch is imported here, once everything else is known to be good."""
     where, records = str(environment.run_dir / TASK_NAME), RunRecords(environment.run_dir)
+    records.sweep()
     if environment.cutoff_at is not None:
         stop.set_cutoff(environment.cutoff_at)
     fix_arithmetic(task.threads)
@@ -95,8 +96,10 @@ def run_evaluate(asked: argparse.Namespace) -> TrainerExit:
     fix_arithmetic(task.threads)
     keep_big_blocks()
     check_models(task, where=str(environment.run_dir / TASK_NAME))
+    records = RunRecords(environment.run_dir)
+    records.sweep()
     corpora = [open_corpus(Path(role.path), role.split, digest=role.digest) for role in (task.train, task.scored)]
-    return evaluate(environment.run_dir, task, corpora[0], corpora[1], STOP, RunRecords(environment.run_dir))
+    return evaluate(environment.run_dir, task, corpora[0], corpora[1], STOP, records)
 
 
 def run_verify(asked: argparse.Namespace) -> TrainerExit:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from policies.facts import format_moment
-from trainer.files import append_line, dumps, replace_whole
+from trainer.files import append_line, dumps, replace_whole, sweep_temporaries
 
 LOG_NAME = "log.jsonl"
 LINEAGE_NAME = "lineage.jsonl"
@@ -26,6 +26,11 @@ class RunRecords:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
+
+    def sweep(self) -> None:
+        """Remove half-written records of an attempt that was killed, here and beside the predictions."""
+        for folder in (self._run_dir, *self._run_dir.glob("predictions/*/")):
+            sweep_temporaries(folder)
 
     def log(self, **record: Any) -> None:
         """One line of log.jsonl. Not synced: the supervisor reads it through the page cache, and a checkpoint holds the losses."""
