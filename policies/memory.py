@@ -1,7 +1,11 @@
 """Whether a run may start with its cap, and whether it has reached a line of it. All arithmetic is shown in the verdict.
 
-The cap has two parts (`host`: RssAnon + RssShmem of the tree, `accelerator`: device bytes of its processes) and a floor under
+The cap has two parts (`host`: anonymous and shared memory of the tree, `accelerator`: device bytes of its processes) and a floor under
 the host's MemAvailable. An unknown measurement (None) never trips a line.
+
+    host         soft: its fraction of the cap           hard: the cap
+    accelerator  soft: the cap and the context allowance hard: that, divided by the soft fraction
+    floor        soft: the floor                         hard: half of it
 """
 
 from __future__ import annotations
@@ -12,8 +16,6 @@ from policies.facts import GIB, Reason, Word
 
 CONTEXT_ALLOWANCE_BYTES = 3 * GIB // 2
 """What a CUDA context and its libraries hold beside the allocator, as NVML counts it from outside the process."""
-NEAR_FRACTION = 0.85
-"""From this share of the soft line on, an exact and dearer measurement is worth its cost."""
 FLOOR_HARD_FRACTION = 0.5
 
 
@@ -42,6 +44,29 @@ class Admission:
     text: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """Bytes from which on a run is asked to save and stop (soft), or its tree is killed (hard)."""
+
+    host_soft_bytes: int
+    host_hard_bytes: int
+    accelerator_soft_bytes: int
+    accelerator_hard_bytes: int
+
+
+def lines_of(
+    *, host_cap_bytes: int, accelerator_cap_bytes: int, soft_fraction: float, context_allowance_bytes: int = CONTEXT_ALLOWANCE_BYTES
+) -> Lines:
+    """The lines of one cap. A process that fills its allocator to the limit, with any context that the allowance covers, does what
+    it was promised: both lines of the accelerator lie above that."""
+    assert 0.0 < soft_fraction <= 1.0 and host_cap_bytes > 0 and accelerator_cap_bytes >= 0
+    accelerator_soft_bytes = accelerator_cap_bytes + context_allowance_bytes
+    return Lines(
+        host_soft_bytes=int(host_cap_bytes * soft_fraction), host_hard_bytes=host_cap_bytes,
+        accelerator_soft_bytes=accelerator_soft_bytes, accelerator_hard_bytes=int(accelerator_soft_bytes / soft_fraction),
+    )
+
+
 def judge(
     *,
     host_cap_bytes: int,
@@ -54,15 +79,14 @@ def judge(
     context_allowance_bytes: int = CONTEXT_ALLOWANCE_BYTES,
 ) -> MemoryVerdict:
     """The hardest line that one look has reached; of two equally hard ones, the run's own cap before the host's floor."""
-    assert 0.0 < soft_fraction <= 1.0 and host_cap_bytes > 0 and accelerator_cap_bytes >= 0 and floor_bytes >= 0
-    accelerator_hard_bytes = accelerator_cap_bytes + context_allowance_bytes
+    assert floor_bytes >= 0
+    lines = lines_of(
+        host_cap_bytes=host_cap_bytes, accelerator_cap_bytes=accelerator_cap_bytes, soft_fraction=soft_fraction,
+        context_allowance_bytes=context_allowance_bytes,
+    )
     verdicts = (
-        _part("host", host_bytes, soft_bytes=int(host_cap_bytes * soft_fraction), hard_bytes=host_cap_bytes),
-        _part(
-            "accelerator", accelerator_bytes, hard_bytes=accelerator_hard_bytes,
-            # A process that fills its allocator up to the limit does what it was promised: the soft line lies above that.
-            soft_bytes=max(accelerator_cap_bytes, int(accelerator_hard_bytes * soft_fraction)),
-        ),
+        _part("host", host_bytes, soft_bytes=lines.host_soft_bytes, hard_bytes=lines.host_hard_bytes),
+        _part("accelerator", accelerator_bytes, soft_bytes=lines.accelerator_soft_bytes, hard_bytes=lines.accelerator_hard_bytes),
         _floor(available_bytes, floor_bytes),
     )
     for line in (Line.HARD, Line.SOFT):
@@ -72,9 +96,14 @@ def judge(
     return MemoryVerdict(line=Line.NONE, reason=None, text="; ".join(verdict.text for verdict in verdicts))
 
 
-def near_line_bytes(host_cap_bytes: int, soft_fraction: float) -> int:
-    """Host bytes from which a look should measure exactly (proportional share) instead of summing resident sizes."""
-    return int(host_cap_bytes * soft_fraction * NEAR_FRACTION)
+def look_again_seconds(
+    *, used_bytes: int | None, line_bytes: int, growth_bytes_per_second: float, calm_seconds: float, quick_seconds: float
+) -> float:
+    """How long the next look at a growing amount may wait: half the time in which the growth would reach the line, within the bounds."""
+    assert 0.0 < quick_seconds <= calm_seconds
+    if used_bytes is None or growth_bytes_per_second <= 0.0:
+        return calm_seconds
+    return max(quick_seconds, min(calm_seconds, (line_bytes - used_bytes) / growth_bytes_per_second / 2))
 
 
 def admit(

@@ -113,6 +113,8 @@ def _outcome_when_asked(facts: ExitFacts, asked: Reason, how: str) -> Outcome:
     force = "force was needed" if facts.forced else "asking was enough"
     if facts.exit_code is None and facts.signal is None:
         force = "force was used" if facts.forced else "nobody saw whether asking was enough"
+    elif facts.signal == signal.SIGKILL and not facts.forced:
+        force = f"{'the kernel' if facts.oom_kill_count else 'somebody else'} killed it before it had answered"
     return Outcome(state=state, reason=reason, detail=f"stopped for {asked}: {how}; {force}")
 
 

@@ -303,7 +303,10 @@ class Training:
 
     def _announce(self) -> None:
         resumed = self.resumed.digest if self.resumed is not None else None
-        self.records.log(event="start", step=self.state.step, steps=self.task.steps, resumed_from=resumed, pid=os.getpid())
+        self.records.log(
+            event="start", step=self.state.step, steps=self.task.steps, resumed_from=resumed, pid=os.getpid(),
+            accelerator_limit_bytes=self.memory_cap_bytes if self.device.type == "cuda" else None,
+        )
         if resumed is None:
             self.records.lineage("start", step=self.state.step)
         else:

@@ -38,6 +38,9 @@ held = []
 for _ in range(int(sys.argv[1])):
     held.append(bytearray(b"x" * 2**20))
 """
+_HELD_KEYS_V2 = ("anon", "shmem")
+_HELD_KEYS_V1 = ("total_rss", "total_shmem", "total_swap")
+_HELD_KEYS = frozenset(_HELD_KEYS_V2 + _HELD_KEYS_V1)
 _LEAF = "fleetd-self"
 """Where our own processes move in a delegated v2 group: a group that hands out controllers may hold no process itself."""
 
@@ -151,6 +154,15 @@ def peak_bytes(group: Group) -> int | None:
         if group.memory is not None and (text := _read(f"{group.memory}/{name}")):
             return int(text)
     return None
+
+
+def held_bytes(group: Group) -> int | None:
+    """Anonymous and shared memory charged to this group (v1: also what of it lies in swap), each page once, no page cache."""
+    if group.memory is None or (text := _read(f"{group.memory}/memory.stat")) is None:
+        return None
+    found = {key: int(value) for key, _, value in (line.partition(" ") for line in text.splitlines()) if key in _HELD_KEYS}
+    held = [sum(found.get(key, 0) for key in keys) for keys in (_HELD_KEYS_V2, _HELD_KEYS_V1) if keys[0] in found]
+    return held[0] if held else None
 
 
 def processes_in(group: Group) -> tuple[int, ...]:

@@ -26,6 +26,8 @@ from policies.stalls import Phase
 LEFTOVER_SECONDS = 2.0
 """How long a tree may outlive its leader before what is left of it is killed: workers need a moment to notice."""
 EXIT_PATIENCE_SECONDS = 30.0
+DEVICE_PATIENCE_SECONDS = 30.0
+"""A driver frees the memory of an ended process late, sometimes after seconds."""
 LAUNCH_PATIENCE_SECONDS = 60.0
 LOCK_PATIENCE_SECONDS = 10.0
 """A shim lets go of the trainer's lock a moment after it recorded the exit."""
@@ -109,6 +111,8 @@ def _ended(sight: HostSight, attempt: AttemptSight, history: History) -> tuple[A
         return _leftover(sight, attempt, history)
     if attempt.tree_count is None and attempt.standing is not None and not attempt.host_rebooted:
         return ()
+    if attempt.device_left:
+        return _unreleased(sight, attempt, history)
     if attempt.exit is None:
         # A living shim saw the exit and writes it down as soon as the disk lets it.
         return () if attempt.shim_is_alive else (RecordExit(because="no shim is left to record it"),)
@@ -125,6 +129,15 @@ def _leftover(sight: HostSight, attempt: AttemptSight, history: History) -> tupl
         rung = rung_at(asked_seconds_ago=max(0.0, sight.boottime_seconds - stop.asked_seconds), grace_seconds=0.0, mode=StopMode.NOW)
     because = f"{attempt.tree_count} of its processes outlived the trainer"
     return (*_stuck(rung, history, reason), KillTree(reason=reason, because=because))
+
+
+def _unreleased(sight: HostSight, attempt: AttemptSight, history: History) -> tuple[Action, ...]:
+    """A stop is done when the tree's accelerator memory is free as well; a driver needs a moment for it, and not for ever."""
+    gone_seconds = history.leader_gone_seconds
+    if history.state is RunState.STUCK or gone_seconds is None or sight.boottime_seconds - gone_seconds < DEVICE_PATIENCE_SECONDS:
+        return ()
+    reason = history.stop.reason if history.stop is not None else Reason.EXIT_NONZERO
+    return (Move(to=RunState.STUCK, reason=reason, detail=f"its processes have ended, but {attempt.device_left}"),)
 
 
 def _conclude(sight: HostSight, attempt: AttemptSight, history: History, record: ExitRecord) -> tuple[Action, ...]:

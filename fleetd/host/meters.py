@@ -17,7 +17,7 @@ INITIAL_PID_NAMESPACE = 0xEFFFFFFC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeMemory:
-    """`host_bytes`: RssAnon + RssShmem summed, or (`is_exact`) the proportional share, which counts shared pages once."""
+    """`host_bytes`: RssAnon + RssShmem + VmSwap summed, or (`is_exact`) the proportional share, which counts shared pages once."""
 
     host_bytes: int | None
     is_exact: bool = False
@@ -60,13 +60,12 @@ def total_bytes() -> int:
     return total
 
 
-def accelerator_bytes(members: tuple[Member, ...]) -> int | None:
-    """Device bytes of these processes over all devices; None without NVML or where the device says not available."""
-    used = _device_bytes_by_pid()
+def accelerator_bytes(members: tuple[Member, ...], used: dict[int, int | None] | None) -> int | None:
+    """Device bytes of these processes by what `device_bytes_by_pid` said; None without NVML or where the device says not available."""
     if used is None:
         return None
     ours = [used[member.identity.pid] for member in members if member.identity.pid in used]
-    if not ours and not _sees_machine_pids():
+    if not ours and not sees_machine_pids():
         return None  # NVML names pids of the machine, we see those of a container: nothing found proves nothing
     return None if any(amount is None for amount in ours) else sum(amount for amount in ours if amount is not None)
 
@@ -89,12 +88,12 @@ def accelerator_names() -> tuple[str, ...]:
 
 def _resident_bytes(member: Member) -> int | None:
     data = _file_of(member, "status")
-    return None if data is None else _sum_kib(data, (b"RssAnon", b"RssShmem"))
+    return None if data is None else _sum_kib(data, (b"RssAnon", b"RssShmem", b"VmSwap"))
 
 
 def _proportional_bytes(member: Member) -> int | None:
     data = _file_of(member, "smaps_rollup")
-    return None if data is None else _sum_kib(data, (b"Pss_Anon", b"Pss_Shmem"))
+    return None if data is None else _sum_kib(data, (b"Pss_Anon", b"Pss_Shmem", b"SwapPss"))
 
 
 def _file_of(member: Member, name: str) -> bytes | None:
@@ -126,7 +125,7 @@ def _meminfo(name: str) -> int | None:
         return None
 
 
-def _device_bytes_by_pid() -> dict[int, int | None] | None:
+def device_bytes_by_pid() -> dict[int, int | None] | None:
     """Bytes by pid over all devices; a value is None where a device does not say. None when there is no NVML to ask."""
     nvml = _nvml()
     if nvml is None:
@@ -161,7 +160,7 @@ def _nvml() -> ModuleType | None:
     return _loaded[0]
 
 
-def _sees_machine_pids() -> bool:
+def sees_machine_pids() -> bool:
     try:
         return os.stat("/proc/self/ns/pid").st_ino == INITIAL_PID_NAMESPACE
     except OSError:

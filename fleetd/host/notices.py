@@ -30,12 +30,12 @@ from policies.errors import JournalDamaged
 from policies.facts import CapGrade, RunState, format_moment
 from policies.identity import Standing
 from policies.lifecycle import SETTLED
+from policies.memory import gib
 from policies.retries import used_restarts
 
 TRACE_SECONDS = 5.0
 SIGNALS_PER_NOTICE_MAX = 50
 _HISTORY = "history"
-_RELIES_ON_THE_TRAINER = "the trainer's own allocator limit, as it keeps the contract"
 
 
 class Spool:
@@ -138,7 +138,7 @@ def observation_of(sight: HostSight, history: History, watch: AttemptWatch | Non
         run_id=sight.spec.run_id, at=sight.time.now, state=history.state, reason=history.reason, detail=history.detail, attempt=history.attempt,
         pid=record.identity.pid if record is not None else None, identity=_identity_words(sight),
         step=progress.step, steps_planned=progress.steps_planned, step_at=progress.step_at, steps_per_second=progress.steps_per_second,
-        loss=progress.loss, memory=_memory_sight(sight, watch), best=progress.best,
+        loss=progress.loss, memory=_memory_sight(sight, history, watch), best=progress.best,
         checkpoint=None if newest is None else CheckpointSight(step=newest.step, digest=newest.digest, at=newest.at),
         grace_seconds=grace_of(sight, history), stop_at=stop_moment(sight, history), cutoff_at=sight.cutoff_at,
         final_at=None if sight.spec.deadline is None else sight.spec.deadline.final_at,
@@ -157,14 +157,14 @@ def _identity_words(sight: HostSight) -> str:
     return "verified" if attempt.standing is Standing.VERIFIED else f"cannot verify: {attempt.standing_text}"
 
 
-def _memory_sight(sight: HostSight, watch: AttemptWatch | None) -> MemorySight:
+def _memory_sight(sight: HostSight, history: History, watch: AttemptWatch | None) -> MemorySight:
     record = watch.record.value if watch is not None else None
-    sampled = CapPart(grade=CapGrade.SAMPLED, means="RssAnon + RssShmem of the tree each second")
+    sampled = CapPart(grade=CapGrade.SAMPLED, means=sight.memory.means)
     parts = {
         "cgroup": record.cap if record is not None else CapPart(grade=CapGrade.ABSENT, means="no attempt yet"),
         "sampler": sampled if sight.memory.host_bytes is not None else CapPart(grade=CapGrade.ABSENT, means="no process to look at"),
-        "allocator": _allocator_part(sight),
-        "floor": CapPart(grade=CapGrade.SAMPLED, means=f"MemAvailable each second, floor {sight.spec.caps.floor_bytes} bytes"),
+        "allocator": _allocator_part(sight, history),
+        "floor": CapPart(grade=CapGrade.SAMPLED, means=f"MemAvailable each second, floor {gib(sight.spec.caps.floor_bytes)}"),
     }
     return MemorySight(
         host_bytes=sight.memory.host_bytes, accelerator_bytes=sight.memory.accelerator_bytes,
@@ -172,10 +172,12 @@ def _memory_sight(sight: HostSight, watch: AttemptWatch | None) -> MemorySight:
     )
 
 
-def _allocator_part(sight: HostSight) -> CapPart:
-    if sight.memory.accelerator_bytes is not None:
-        return CapPart(grade=CapGrade.SAMPLED, means="device bytes of the tree each second; " + _RELIES_ON_THE_TRAINER)
-    return CapPart(grade=CapGrade.ABSENT, means="no accelerator bytes can be read here")
+def _allocator_part(sight: HostSight, history: History) -> CapPart:
+    limit_bytes, seen = history.progress.accelerator_limit_bytes, sight.memory.accelerator_bytes is not None
+    looked = "device bytes of the tree each second" if seen else "no device bytes can be read here"
+    if limit_bytes is not None:
+        return CapPart(grade=CapGrade.ENFORCED, means=f"the trainer's allocator refuses more than {gib(limit_bytes)}; {looked}")
+    return CapPart(grade=CapGrade.SAMPLED if seen else CapGrade.ABSENT, means=f"{looked}; the trainer has named no limit of its allocator")
 
 
 class Looks:
@@ -186,6 +188,7 @@ class Looks:
         self._traced_seconds: float | None = None
         self._traced_state: RunState | None = None
         self._refused = ""
+        self._live_parts = self._last_parts()
 
     @property
     def is_refused(self) -> bool:
@@ -207,6 +210,7 @@ class Looks:
             _overwrite(self.paths.heartbeat, json.dumps(encode(beat)))
 
     def observe(self, observation: Observation) -> None:
+        observation = self._with_last_parts(observation)
         try:
             rundir.write_observation(self.paths, observation)
             self._refused = ""
@@ -215,6 +219,21 @@ class Looks:
                 logs.failed("observation_refused", because=fault)
             self._refused = str(fault)
             _overwrite(self.paths.observation, json.dumps(encode(observation)))
+
+    def _with_last_parts(self, observation: Observation) -> Observation:
+        """How strongly the cap held is told by the last look at a living tree; a look at none knows nothing better."""
+        memory = observation.memory
+        if memory is None:
+            return observation
+        if memory.host_bytes is not None:
+            self._live_parts = memory.parts
+        return replace(observation, memory=replace(memory, parts={**memory.parts, **self._live_parts}))
+
+    def _last_parts(self) -> dict[str, CapPart]:
+        """What the supervisor before this one had seen of a living tree."""
+        seen = rundir.read_observation(self.paths)
+        parts = seen.memory.parts if seen is not None and seen.memory is not None else {}
+        return parts if "sampler" in parts and parts["sampler"].grade is not CapGrade.ABSENT else {}
 
     def trace(self, sight: HostSight, history: History) -> None:
         """Every few seconds and at each change of state, one line for the report."""

@@ -10,20 +10,22 @@ import os
 import select
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from fleetd import clock
 from fleetd.clock import Moment
-from fleetd.host import cgroups, meters, rundir, tree
+from fleetd.host import cgroups, rundir, tree
 from fleetd.host.history import History
 from fleetd.host.processes import Grip, boot_id, grip
+from fleetd.host.sampler import Sampler
 from fleetd.host.sight import AttemptSight, HostSight, MemoryLook
 from fleetd.model import ExitRecord, RunSpec
 from fleetd.paths import RunPaths
 from policies.deadlines import EffectiveTime
 from policies.facts import ProcessIdentity
 from policies.identity import Standing
-from policies.memory import near_line_bytes
 
 SCAN_SECONDS = 10.0
 SHIM_PATIENCE_SECONDS = 10.0
@@ -97,6 +99,7 @@ class AttemptWatch:
         self.members: tuple[tree.Member, ...] = ()
         self.scanned_seconds: float | None = None
         self.cgroup_pids: tuple[int, ...] = ()
+        self.seen_pids: frozenset[int] = frozenset()
         self.unverified_since_seconds: float | None = None
         self.oom_kill_count = 0
         self.host_peak_bytes: int | None = None
@@ -150,10 +153,26 @@ class AttemptWatch:
     def _is_scan_due(self, seconds: float, record: rundir.AttemptRecord) -> bool:
         if self.scanned_seconds is None or seconds - self.scanned_seconds >= SCAN_SECONDS:
             return True
-        return cgroups.processes_in(cgroups.decode_group(record.cgroup)) != self.cgroup_pids
+        group = cgroups.decode_group(record.cgroup)
+        if group.folders:
+            return cgroups.processes_in(group) != self.cgroup_pids
+        self._welcome(record)
+        return False
+
+    def _welcome(self, record: rundir.AttemptRecord) -> None:
+        """Without a cgroup that lists them, whoever was born since the last look is asked whether it is of the tree: a child that
+        eats memory is seen within a second, and the rest of /proc is left alone until the next whole scan."""
+        pids = tree.all_pids()
+        born, self.seen_pids = pids - self.seen_pids, pids
+        if born:
+            found = tree.members(
+                record.token, record.session, record.cgroup, record.identity, never=self.never(), ancestor=self.ancestor(), among=born,
+            )
+            self.members = (*(member for member in self.members if member.identity.pid not in born), *found)
 
     def _scan(self, seconds: float, record: rundir.AttemptRecord) -> None:
         self.cgroup_pids = cgroups.processes_in(cgroups.decode_group(record.cgroup))
+        self.seen_pids = tree.all_pids()
         untouchable = self.never() - {record.identity.pid}  # whoever has the leader's pid is looked at, if never signalled
         self.members = tree.members(
             record.token, record.session, record.cgroup, record.identity, never=untouchable, ancestor=self.ancestor(),
@@ -202,7 +221,7 @@ class Observer:
         self.want = Cached(paths.want, lambda: rundir.read_want(paths))
         self.cutoff = Cached(paths.cutoff, lambda: rundir.read_cutoff(paths))
         self.watch: AttemptWatch | None = None
-        self.memory = MemoryLook()
+        self.sampler = Sampler(spec.caps)
         self.lock_held_since_seconds: float | None = None
         self._is_watching = False
 
@@ -216,6 +235,7 @@ class Observer:
         if self.watch is not None:
             self.watch.close()
         self.watch = AttemptWatch(self.paths, number, seconds, shim_pid)
+        self.sampler = Sampler(self.spec.caps)
         self._is_watching = True
 
     def rest(self) -> None:
@@ -225,11 +245,11 @@ class Observer:
     def look(self, moment: Moment, time: EffectiveTime, history: History, *, silent_since_seconds: float, is_durable: bool) -> HostSight:
         seconds = moment.boottime_seconds
         attempt = self._attempt(seconds, history)
-        self._measure(attempt)
+        memory = self._measure(attempt, seconds)
         is_held = (attempt is None or attempt.standing is not Standing.VERIFIED) and rundir.is_locked(self.paths.trainer_lock)
         self.lock_held_since_seconds = None if not is_held else seconds if self.lock_held_since_seconds is None else self.lock_held_since_seconds
         return HostSight(
-            time=time, boottime_seconds=seconds, spec=self.spec, want=self.want.get(), attempt=attempt, memory=self.memory,
+            time=time, boottime_seconds=seconds, spec=self.spec, want=self.want.get(), attempt=attempt, memory=memory,
             cutoff_at=rundir.effective_cutoff(self.spec, self.cutoff.get()), silent_seconds=max(0.0, seconds - silent_since_seconds),
             is_trainer_lock_held=is_held, is_durable=is_durable,
             lock_held_seconds=0.0 if self.lock_held_since_seconds is None else seconds - self.lock_held_since_seconds,
@@ -241,30 +261,39 @@ class Observer:
             self.watch.scanned_seconds = None
 
     def wait(self, seconds: float) -> None:
-        """Sleep, but wake at once when the trainer or the shim ends."""
+        """Sleep, but wake at once when the trainer or the shim ends, or when the tree's memory has reached a line."""
         poll = select.poll()
         watched = (self.watch.leader, self.watch.shim) if self.watch is not None and self._is_watching else ()
         for held in watched:
             if held.grip is not None and not held.is_dead:
                 poll.register(held.grip.fileno(), select.POLLIN)
-        try:
-            poll.poll(max(0.0, seconds) * 1000)
-        except OSError:
-            time.sleep(min(1.0, max(0.0, seconds)))
+        until_seconds = clock.boottime_seconds() + max(0.0, seconds)
+        while True:
+            left_seconds = max(0.0, until_seconds - clock.boottime_seconds())
+            peek_seconds = self.sampler.peek_seconds()
+            try:
+                ended = poll.poll(1000 * (left_seconds if peek_seconds is None else min(left_seconds, peek_seconds)))
+            except OSError:
+                time.sleep(min(1.0, left_seconds))
+                return
+            if ended or clock.boottime_seconds() >= until_seconds or self.sampler.peek(clock.boottime_seconds()):
+                return
 
     def _attempt(self, seconds: float, history: History) -> AttemptSight | None:
         if self.watch is None or history.is_attempt_over:
             return None
         stopping = history.stop is not None and (history.stop.forced or self.spec.signal.value == "group")
-        return self.watch.look(seconds, thorough=stopping)
+        attempt = self.watch.look(seconds, thorough=stopping)
+        record = self.watch.record.value
+        if record is None or not attempt.is_dead or attempt.tree_count != 0 or attempt.host_rebooted:
+            return attempt
+        return replace(attempt, device_left=self.sampler.device_left(record.identity.pid))
 
-    def _measure(self, attempt: AttemptSight | None) -> None:
-        available = meters.available_bytes()
-        if self.watch is None or attempt is None or attempt.standing is not Standing.VERIFIED:
-            self.memory = MemoryLook(available_bytes=available)
-            return
-        caps = self.spec.caps
-        host = meters.tree_memory(self.watch.members, near_line_bytes(caps.host_bytes, caps.soft_fraction)).host_bytes
-        self.memory = MemoryLook(host_bytes=host, accelerator_bytes=meters.accelerator_bytes(self.watch.members), available_bytes=available)
-        if host is not None:
-            self.watch.host_peak_bytes = max(host, self.watch.host_peak_bytes or 0)
+    def _measure(self, attempt: AttemptSight | None, seconds: float) -> MemoryLook:
+        record = self.watch.record.value if self.watch is not None else None
+        if self.watch is None or record is None or attempt is None or attempt.standing is not Standing.VERIFIED:
+            return self.sampler.rest()
+        memory = self.sampler.look(self.watch.members, record.cgroup, seconds)
+        if memory.host_bytes is not None:
+            self.watch.host_peak_bytes = max(memory.host_bytes, self.watch.host_peak_bytes or 0)
+        return memory

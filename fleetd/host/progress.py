@@ -38,6 +38,8 @@ class Progress:
     """When the validation under way last spoke, None outside of one."""
     batch_seconds: tuple[float, ...] = ()
     """Silences between the records of recent validations."""
+    accelerator_limit_bytes: int | None = None
+    """What the trainer's own allocator refuses to go beyond, if it said so."""
 
     @property
     def steps_per_second(self) -> float | None:
@@ -51,7 +53,7 @@ class Progress:
 
 def next_attempt(progress: Progress) -> Progress:
     """The same run at the start of another trainer process: nothing was said yet, what was measured still holds."""
-    return replace(progress, phase=Phase.LAUNCH, last_event=None, last_because="", spoken_at=None)
+    return replace(progress, phase=Phase.LAUNCH, last_event=None, last_because="", spoken_at=None, accelerator_limit_bytes=None)
 
 
 def after_record(progress: Progress, record: dict[str, Any], *, read_at: datetime) -> Progress:
@@ -62,7 +64,10 @@ def after_record(progress: Progress, record: dict[str, Any], *, read_at: datetim
         return _after_step(progress, record, at)
     said = replace(progress, last_event=str(event), last_because=str(record.get("because", "")), step=_step(progress, record))
     if event == "start":
-        return replace(said, phase=Phase.LAUNCH, steps_planned=whole(record.get("steps")) or progress.steps_planned, step_at=at)
+        return replace(
+            said, phase=Phase.LAUNCH, steps_planned=whole(record.get("steps")) or progress.steps_planned, step_at=at,
+            accelerator_limit_bytes=whole(record.get("accelerator_limit_bytes")),
+        )
     if event == "save":
         return _after_save(said, record)
     if event == "validation":

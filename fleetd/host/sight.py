@@ -31,6 +31,8 @@ class AttemptSight:
     unverified_seconds: float = 0.0
     host_rebooted: bool = False
     oom_kill_count: int = 0
+    device_left: str = ""
+    """What of an ended tree a device still holds, in words; empty when nothing, or when there is no device to ask."""
     is_contested: bool = False
     """Whether the process that now has the leader's pid is not the recorded one, but carries a mark of the tree all the same."""
 
@@ -40,6 +42,8 @@ class MemoryLook:
     host_bytes: int | None = None
     accelerator_bytes: int | None = None
     available_bytes: int | None = None
+    means: str = "RssAnon + RssShmem + VmSwap of the tree each second, faster near the line"
+    """By which figures the host's part was sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

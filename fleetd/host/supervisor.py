@@ -46,11 +46,10 @@ from fleetd.paths import RunPaths
 from policies.deadlines import ClockPair, EffectiveTime, after_reboot, effective_time
 from policies.facts import RunState, SignalTarget
 from policies.identity import Standing
-from policies.memory import near_line_bytes
 
 TICK_SECONDS = 1.0
 TICK_FAST_SECONDS = 0.2
-"""While something is about to happen: a launch, a stop, memory near its line."""
+"""While something is about to happen: a launch, a stop."""
 TICK_ENDING_SECONDS = 0.05
 """Between the death of a trainer and the record of its exit."""
 TICK_STUCK_SECONDS = 5.0
@@ -301,8 +300,8 @@ class Supervisor:
             if gone is not None:
                 return TICK_ENDING_SECONDS if sight.boottime_seconds - gone < ENDING_FAST_SECONDS else TICK_FAST_SECONDS
             is_launching = history.state is RunState.STARTING and attempt.age_seconds < LAUNCH_FAST_SECONDS
-            if is_launching or history.stop is not None or self._is_near_cap(sight):
-                seconds = TICK_FAST_SECONDS
+            is_pressing = is_launching or history.stop is not None
+            seconds = TICK_FAST_SECONDS if is_pressing else min(TICK_SECONDS, self.observer.sampler.look_seconds())
         elif self.start_refused:
             return TICK_SECONDS
         elif history.state in (RunState.STARTING, RunState.FINISHED, RunState.FAILED, RunState.STOPPED):
@@ -310,10 +309,6 @@ class Supervisor:
         due = [moment for moment in (stop_moment(sight, history), sight.cutoff_at, history.next_attempt_at) if moment is not None]
         ahead = [(moment - sight.time.now) / timedelta(seconds=1) for moment in due]
         return max(TICK_MIN_SECONDS, min([seconds, *(wait for wait in ahead if wait > 0)]))
-
-    def _is_near_cap(self, sight: HostSight) -> bool:
-        caps, used = self.spec.caps, sight.memory.host_bytes
-        return used is not None and used >= near_line_bytes(caps.host_bytes, caps.soft_fraction)
 
 
 def _pair(moment: Moment) -> ClockPair:

@@ -58,9 +58,9 @@ class _Row:
 
 def members(
     token: str, session: int | None, cgroup: str | None, leader: ProcessIdentity | None,
-    *, never: frozenset[int] = frozenset(), ancestor: int | None = None,
+    *, never: frozenset[int] = frozenset(), ancestor: int | None = None, among: frozenset[int] | None = None,
 ) -> tuple[Member, ...]:
-    """The living processes of the tree (zombies left out), leader first.
+    """The living processes of the tree (zombies left out), leader first; with `among`, only those of these pids.
 
     Proof is one of: the leader's identity; `FLEETD_TREE_TOKEN` in the process's environment; the leader's session while the
     leader's pid is still its own; membership of a cgroup folder in `cgroup` (as AttemptRecord holds it); descent from
@@ -70,14 +70,14 @@ def members(
         return ()
     # Every proof is read between two looks at the start time (the row here, the identity in _member), so it can't belong to
     # a process that had the pid before or after.
-    rows = _processes()
+    rows = _processes(all_pids() if among is None or ancestor is not None else among)
     grouped = frozenset(cgroups.processes_in(cgroups.decode_group(cgroup)))
     if session is not None and not _session_is_ours(session, leader):
         session = None
     left_out = never | {os.getpid()}
     found: list[Member] = []
     for row in rows.values():
-        if row.pid in left_out:
+        if row.pid in left_out or (among is not None and row.pid not in among):
             continue
         below = ancestor is not None and _descends(row, ancestor, rows, left_out)
         member = _member(row, token=token, session=session, grouped=grouped, leader=leader, below=below)
@@ -145,16 +145,15 @@ def _is_repeated(report: SignalReport, earlier: list[SignalReport]) -> bool:
     return any((report.pid, report.delivered) == (each.pid, each.delivered) for each in earlier)
 
 
-def _processes() -> dict[int, _Row]:
-    """Every living process by pid: zombies and those that end while we look are left out."""
-    rows: dict[int, _Row] = {}
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        row = _row(int(name))
-        if row is not None:
-            rows[row.pid] = row
-    return rows
+def all_pids() -> frozenset[int]:
+    """Of every process, ended ones that nobody has reaped included."""
+    return frozenset(int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def _processes(pids: frozenset[int]) -> dict[int, _Row]:
+    """Every living process of these, by pid: zombies and those that end while we look are left out."""
+    rows = ((pid, _row(pid)) for pid in sorted(pids))
+    return {pid: row for pid, row in rows if row is not None}
 
 
 def _row(pid: int) -> _Row | None:

@@ -126,39 +126,43 @@ class FakeNvml:
 def nvml(monkeypatch):
     def use(fake):
         monkeypatch.setattr(meters, "_loaded", [fake])
-        monkeypatch.setattr(meters, "_sees_machine_pids", lambda: True)
+        monkeypatch.setattr(meters, "sees_machine_pids", lambda: True)
 
     return use
+
+
+def device_bytes_of_this_process() -> int | None:
+    return meters.accelerator_bytes((member(os.getpid()),), meters.device_bytes_by_pid())
 
 
 def test_device_bytes_of_our_processes_add_up_over_devices(nvml):
     nvml(FakeNvml({os.getpid(): 100, 1: 7}, {os.getpid(): 20}))
 
-    assert meters.accelerator_bytes((member(os.getpid()),)) == 120
+    assert device_bytes_of_this_process() == 120
 
 
 def test_a_tree_without_a_device_process_uses_zero_bytes_of_it(nvml):
     nvml(FakeNvml({1: 7}))
 
-    assert meters.accelerator_bytes((member(os.getpid()),)) == 0
+    assert device_bytes_of_this_process() == 0
 
 
 def test_what_a_device_does_not_say_is_unknown(nvml):
     nvml(FakeNvml({os.getpid(): None}))
-    assert meters.accelerator_bytes((member(os.getpid()),)) is None
+    assert device_bytes_of_this_process() is None
 
     nvml(FakeNvml({1: 7}, broken=True))
-    assert meters.accelerator_bytes((member(os.getpid()),)) is None
+    assert device_bytes_of_this_process() is None
 
     nvml(None)
-    assert meters.accelerator_bytes((member(os.getpid()),)) is None
+    assert device_bytes_of_this_process() is None
 
 
 def test_in_a_container_that_does_not_share_the_machines_pids_nothing_found_proves_nothing(nvml, monkeypatch):
     nvml(FakeNvml({1: 7}))
-    monkeypatch.setattr(meters, "_sees_machine_pids", lambda: False)
+    monkeypatch.setattr(meters, "sees_machine_pids", lambda: False)
 
-    assert meters.accelerator_bytes((member(os.getpid()),)) is None
+    assert device_bytes_of_this_process() is None
 
 
 def test_a_device_without_a_total_of_its_own_is_named_all_the_same(nvml):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.facts import GIB, MIB, Reason
-from policies.memory import CONTEXT_ALLOWANCE_BYTES, Line, admit, gib, judge
+from policies.memory import CONTEXT_ALLOWANCE_BYTES, Line, admit, gib, judge, look_again_seconds
 
 CAPS = {"host_cap_bytes": 16 * GIB, "accelerator_cap_bytes": 16 * GIB, "floor_bytes": GIB, "soft_fraction": 0.95}
 CALM = {"host_bytes": 4 * GIB, "accelerator_bytes": 4 * GIB, "available_bytes": 40 * GIB}
@@ -35,22 +35,41 @@ def test_the_soft_line_lies_at_its_fraction_of_the_host_cap_and_the_hard_line_at
     assert hard.text == "host 16.0 GiB ≥ hard line 16.0 GiB"
 
 
-def test_a_process_that_fills_its_allocator_under_the_cap_is_not_stopped_for_its_context():
-    allocated_bytes, context_bytes = int(15.624 * GIB), 600 * MIB
-
-    assert verdict(accelerator_bytes=allocated_bytes + context_bytes).line is Line.NONE
+@pytest.mark.parametrize("context_bytes", [0, 600 * MIB, 1200 * MIB, CONTEXT_ALLOWANCE_BYTES - 1])
+def test_a_process_that_fills_its_allocator_under_the_cap_is_not_stopped_for_its_context(context_bytes):
+    assert verdict(accelerator_bytes=int(15.624 * GIB) + context_bytes).line is Line.NONE
     assert verdict(accelerator_bytes=16 * GIB + context_bytes).line is Line.NONE
 
 
-@given(cap=st.integers(0, 200 * GIB), fraction=st.floats(0.01, 1.0))
-def test_the_accelerators_soft_line_is_never_below_the_allocators_limit(cap, fraction):
-    assert verdict(accelerator_cap_bytes=cap, soft_fraction=fraction, host_bytes=0, accelerator_bytes=max(0, cap - 1)).line is Line.NONE
+@given(cap=st.integers(0, 200 * GIB), fraction=st.floats(0.01, 1.0), context=st.integers(0, CONTEXT_ALLOWANCE_BYTES - 1))
+def test_the_accelerators_lines_are_never_below_the_allocators_limit_and_a_context(cap, fraction, context):
+    assert verdict(accelerator_cap_bytes=cap, soft_fraction=fraction, host_bytes=0, accelerator_bytes=cap + context).line is Line.NONE
 
 
-def test_the_accelerators_hard_line_is_the_cap_and_the_allowance():
-    found = verdict(accelerator_bytes=16 * GIB + CONTEXT_ALLOWANCE_BYTES)
+def test_beyond_the_allowance_the_accelerators_use_is_asked_to_end_and_further_beyond_is_ended():
+    soft_bytes = 16 * GIB + CONTEXT_ALLOWANCE_BYTES
+    soft, hard = verdict(accelerator_bytes=soft_bytes), verdict(accelerator_bytes=int(soft_bytes / 0.95))
 
-    assert (found.line, found.part) == (Line.HARD, "accelerator")
+    assert (soft.line, soft.reason, soft.part) == (Line.SOFT, Reason.MEMORY, "accelerator")
+    assert (hard.line, hard.part) == (Line.HARD, "accelerator")
+
+
+def test_the_next_look_comes_sooner_the_nearer_and_the_faster_and_within_its_bounds():
+    def wait(used, growth):
+        return look_again_seconds(used_bytes=used, line_bytes=1000, growth_bytes_per_second=growth, calm_seconds=1.0, quick_seconds=0.05)
+
+    assert wait(990, 0.0) == wait(None, 9e9) == wait(100, 1.0) == 1.0
+    assert wait(600, 400.0) == 0.5
+    assert wait(900, 400.0) == 0.125
+    assert wait(1200, 400.0) == wait(999, 1e9) == 0.05
+
+
+@given(used=st.integers(0, 10**12), line=st.integers(1, 10**12), growth=st.floats(0, 1e12))
+def test_a_look_that_waits_comes_before_steady_growth_reaches_the_line(used, line, growth):
+    wait = look_again_seconds(used_bytes=used, line_bytes=line, growth_bytes_per_second=growth, calm_seconds=1.0, quick_seconds=0.05)
+
+    assert 0.05 <= wait <= 1.0
+    assert wait == 0.05 or growth == 0 or used + growth * wait <= line
 
 
 def test_a_host_below_its_floor_asks_for_a_save_and_below_half_of_it_for_an_end():
