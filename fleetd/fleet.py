@@ -129,6 +129,13 @@ def _noticed(fleet: Fleet, event: Event) -> Fleet:
     return _with_run(fleet, run)
 
 
+def _notices_lost(fleet: Fleet, event: Event) -> Fleet:
+    """A host can't tell any more what these notices said: history goes on after the gap, and says so."""
+    run = _run(fleet, event)
+    assert event.body["from"] == run.notices_seen + 1 <= event.body["to"], f"notices {event.body} of {run.run_id} after {run.notices_seen}"
+    return _with_run(fleet, replace(run, notices_seen=event.body["to"]))
+
+
 def _counted(run: Run, event: Event) -> Run:
     notice = event.body["notice"]
     assert notice == run.notices_seen + 1, f"notice {notice} of {run.run_id} after {run.notices_seen}"
@@ -218,6 +225,7 @@ _APPLY = {
     "run_waits": _run_waits,
     "want_changed": _want_changed,
     "noticed": _noticed,
+    "notices_lost": _notices_lost,
     "checkpoint_replicated": _checkpoint_replicated,
     "replica_dropped": _replica_dropped,
     "predictions_replicated": _predictions_replicated,

@@ -82,7 +82,7 @@ class Board:
                 self._take_observation(report.observation, now - max(news.at - report.observation.at, timedelta(0)) if news.at else now)
         return Poll(
             host=news.host, received_at=now, at=news.at or now, memory_available_bytes=news.memory_available_bytes,
-            disk_free_bytes=news.disk_free_bytes, reports=news.reports,
+            disk_free_bytes=news.disk_free_bytes, reports=news.reports, after=news.after,
         )
 
     def _take_observation(self, look: Observation, seen_at: datetime) -> None:

@@ -72,6 +72,7 @@ def read_polls(pen: Pen) -> None:
             run = pen.fleet.runs.get(report.run_id)
             if run is None or run.host != poll.host:
                 continue  # an older coordinator's run, or one that another host was given: not ours to judge
+            _skip_lost(pen, run.run_id, report, poll.after.get(run.run_id))
             complete = all(_take_notice(pen, run.run_id, notice) for notice in report.notices)
             if complete:
                 _reconcile(pen, run.run_id, report)
@@ -103,6 +104,15 @@ def judge_silence(pen: Pen) -> None:
         host = pen.fleet.hosts.get(run.host) if run.host else None
         if run.state in _LOSABLE and host is not None and not host.reachable:
             pen.move_run(run.run_id, RunState.LOST, f"{host.name} is silent; unreachable is not dead, so nothing is started again")
+
+
+def _skip_lost(pen: Pen, run_id: str, report: RunReport, after: int | None) -> None:
+    """A host that was asked for everything after the last notice, and has only later ones, has lost what lies between: it never comes."""
+    run = pen.run(run_id)
+    if report.notices and after == run.notices_seen and report.notices[0].sequence > after + 1:
+        last = report.notices[0].sequence - 1
+        because = f"{run.host} has lost notices {after + 1} to {last}: its journal was damaged"
+        pen.write("notices_lost", {"from": after + 1, "to": last}, run=run_id, host=run.host, actor=f"host:{run.host}", because=because)
 
 
 def _take_notice(pen: Pen, run_id: str, notice: Notice) -> bool:

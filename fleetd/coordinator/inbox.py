@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -31,6 +31,8 @@ class HostAnswer:
     memory_available_bytes: int | None = None
     disk_free_bytes: int | None = None
     reports: tuple[RunReport, ...] | None = None
+    after: dict[str, int] = field(default_factory=dict)
+    """What the poll asked for: notices of each run after this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

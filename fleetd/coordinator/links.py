@@ -84,8 +84,9 @@ class HostLink:
         elif time.monotonic() >= self._facts_due:
             self._take_facts(self.session.call("facts", {}, CALL_SECONDS_MAX))
         self._carry_orders()
-        body = {"after": self._after(self.plan.name), "wait_seconds": POLL_WAIT_SECONDS}
-        self._take_poll(self.session.call("poll", body, CALL_SECONDS_MAX + POLL_WAIT_SECONDS))
+        after = self._after(self.plan.name)
+        body = {"after": after, "wait_seconds": POLL_WAIT_SECONDS}
+        self._take_poll(self.session.call("poll", body, CALL_SECONDS_MAX + POLL_WAIT_SECONDS), after)
 
     def _take_facts(self, answer: dict[str, Any]) -> None:
         self._facts_due = time.monotonic() + FACTS_SECONDS
@@ -94,11 +95,11 @@ class HostLink:
             host=self.plan.name, facts=facts, memory_available_bytes=facts.memory_available_bytes, disk_free_bytes=facts.disk_free_bytes,
         ))
 
-    def _take_poll(self, answer: dict[str, Any]) -> None:
+    def _take_poll(self, answer: dict[str, Any], after: dict[str, int]) -> None:
         reports = tuple(report for report in (self._report(each) for each in answer["runs"]) if report is not None)
         self._inbox.put_host(HostAnswer(
             host=self.plan.name, at=parse_moment(answer["at"]), memory_available_bytes=answer.get("memory_available_bytes"),
-            disk_free_bytes=answer.get("disk_free_bytes"), reports=reports,
+            disk_free_bytes=answer.get("disk_free_bytes"), reports=reports, after=after,
         ))
 
     def _report(self, body: Any) -> RunReport | None:

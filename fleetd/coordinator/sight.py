@@ -37,6 +37,8 @@ class Poll:
     memory_available_bytes: int | None
     disk_free_bytes: int | None
     reports: tuple[RunReport, ...]
+    after: dict[str, int] = field(default_factory=dict)
+    """What was asked for: notices of each run after this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from datetime import timedelta
 
 from virtual_fleet import VirtualCoordinator, VirtualHost, plan
 
+from fleetd.fleet import Event, replay
 from fleetd.model import Observation, RunReport
+from fleetd.wire import decode
 from policies.escalation import seconds_until_empty
 from policies.facts import CampaignStage, Reason, RunKind, RunState, Want
 
@@ -109,3 +113,25 @@ def test_a_cutoff_that_has_to_move_as_far_as_now_still_leaves_the_trainings_time
     for _ in range(20):
         fleet.round(work=False)
     assert len(fleet.events("cutoff_moved")) == moves == 1
+
+
+def test_notices_that_a_damaged_journal_lost_are_given_up_and_told_and_what_follows_is_heard() -> None:
+    fleet = VirtualCoordinator()
+    fleet.launch(plan())
+    fleet.tick()
+    fleet.until(CampaignStage.TRAINING)
+    fleet.round()
+    host, run = fleet.hosts["gx10"], fleet.run("low")
+    for text in ("one", "two", "three"):
+        host.tell(run.run_id, "alarm", fleet.now, text=text)
+    host.notices[run.run_id][-3:-1] = []  # only the last of them still reads
+    asked = {run.run_id: run.notices_seen}
+    answer = host.answer({}, fleet.now)
+    reports = tuple(replace(report, notices=report.notices[-1:]) for report in answer.reports or () if report.run_id == run.run_id)
+    fleet._news(replace(answer, reports=reports, after=asked))
+    fleet.tick()
+
+    lost = fleet.events("notices_lost")[0]
+    assert (lost.body["from"], lost.body["to"]) == (run.notices_seen + 1, run.notices_seen + 2) and "journal was damaged" in lost.because
+    assert fleet.run("low").notices_seen == run.notices_seen + 3
+    assert replay([decode(Event, json.loads(line)) for line in fleet.journal]) == fleet.fleet
