@@ -5,6 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-ROOT = str(Path(__file__).resolve().parent.parent.parent)
+ROOT = str(Path(__file__).absolute().parent.parent.parent)
 if ROOT not in sys.path:
     sys.path.insert(0, ROOT)

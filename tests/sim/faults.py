@@ -24,7 +24,7 @@ class Faults:
             self._crash, self._crash, self._crash_between, self._crash_between, self._cut, self._cut, self._slow, self._lose, self._repeat,
             self._reboot, self._power_cut, self._step_host, self._step_office, self._full_host, self._full_office, self._kill_supervisor,
             self._kill_supervisor, self._supervisor_dies_between, self._hang_supervisor, self._kill_shim, self._kill_trainer, self._kill_both,
-            self._hide, self._hog, self._rot, self._unkillable, self._freeze_trainer, self._damage_job,
+            self._hide, self._hog, self._rot, self._unkillable, self._unkillable, self._freeze_trainer, self._damage_job, self._damage_journal,
         )
 
     def plan(self, count: int) -> None:
@@ -155,7 +155,7 @@ class Faults:
         self.world.say(machine.name, "processes can't be read any more")
 
         def show() -> None:
-            machine.is_hiding = False
+            machine.is_hiding, machine.shows_since = False, self.world.seconds
             self.world.say(machine.name, "processes can be read again")
 
         self._for_a_while(1.0, 60.0, show)
@@ -209,9 +209,21 @@ class Faults:
         if process is not None:
             process.hung_until = min(self.heals_at, self.world.seconds + self.world.between(3.0, 80.0))
 
+    def _damage_journal(self) -> None:
+        """A supervisor's journal is damaged and its supervisor dies; the next one salvages what still reads."""
+        runs = [run for machine in self.machines if machine.is_up for run in machine.runs.values() if run.is_locked()]
+        if runs:
+            run = self.world.random.choice(runs)
+            run.damage_spool()
+            self.world.say(run.machine.name, f"the journal of {run.spec.candidate} is damaged, {len(run.spool.entries)} notices still read")
+            run.supervisor.process.leave(int(signal.SIGKILL))
+
     def _unkillable(self) -> None:
-        process = self._pick("trainer")
+        """A process waits in the kernel: it does not die, whatever it is sent. At times its leader does."""
+        process = self._pick(self.world.random.choice(("trainer", "worker")))
         if process is not None:
+            if process.role == "worker" and process.parent is not None and process.parent.role == "trainer" and self.world.chance(0.7):
+                self.world.after(self.world.between(0.5, 20.0), process.parent.leave, int(self.world.random.choice((9, 11, 256, 5120))))
             process.unkillable_until = min(self.heals_at, self.world.seconds + self.world.between(20.0, 150.0))
             self.world.say(process.machine.name, f"{process!r} waits in the kernel until {process.unkillable_until:.0f}")
 

@@ -22,7 +22,7 @@ from tests.sim.link import Network
 from tests.sim.machine import Machine
 from tests.sim.rundir import VirtualRun
 
-RESERVED_ROWS = 100
+RESERVED_ROWS = (50, 100, 100, 500)
 
 
 @dataclass
@@ -106,7 +106,8 @@ class VirtualJobs:
         digests = {role.split.value: _digest(f"{place.campaign.plan.name}/{role.split}") for role in place.campaign.plan.data}
         if not any(event.kind == REGISTERED for event in place.store.ledger):
             place.store.enter(REGISTERED, {"digests": digests, "splits": {}})
-        rows = {role.split.value: RESERVED_ROWS for role in place.campaign.plan.data if role.split in RESERVED_SPLITS}
+        count = RESERVED_ROWS[int(place.campaign.plan.plan_sha256, 16) % len(RESERVED_ROWS)]
+        rows = {role.split.value: count for role in place.campaign.plan.data if role.split in RESERVED_SPLITS}
         return {"digests": digests, "rows": rows}
 
     def _stage(self, place: Place) -> dict[str, Any]:
@@ -263,7 +264,7 @@ class VirtualJobs:
     def _judge(self, place: Place) -> dict[str, Any]:
         store, split = place.store, place.job.body["split"]
         number = max(opening.number for opening in openings_of(tuple(store.ledger)) if opening.split == split)
-        store.results.setdefault(split, {"rows": RESERVED_ROWS})
+        store.results.setdefault(split, {"rows": place.campaign.reserved_rows[split]})
         if not any(event.kind == JUDGED and (event.body["split"], event.body["number"]) == (split, number) for event in store.ledger):
             store.enter(JUDGED, {"split": split, "number": number})
         return {"result": store.results[split]}

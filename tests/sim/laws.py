@@ -15,6 +15,7 @@ from fleetd.host.rundir import AttemptRecord
 from fleetd.host.sight import HostSight
 from fleetd.model import Observation, WantOrder
 from policies.facts import Reason, StopMode, Want
+from policies.identity import Standing
 from policies.memory import FLOOR_HARD_FRACTION
 from tests.sim.machine import Machine, Process
 from tests.sim.rundir import VirtualRun
@@ -24,6 +25,7 @@ CLOCK_SECONDS = 6.0
 """A clock may be this far off before it counts as stepped (5 s), and a look may come a moment late."""
 LATE_SECONDS = 3.0
 WATCH_SECONDS = 2.0
+HELD_UP_SECONDS = 1.0
 LOOKS_KEPT_MAX = 20_000
 
 
@@ -40,6 +42,8 @@ class Truth:
     soft_seen: tuple[int, float] = (0, 0.0)
     """Attempt and time at which a supervisor first saw it above a soft line."""
     births: list[int] = field(default_factory=list)
+    watched: tuple[Any, float] = (None, 0.0)
+    """Which supervisor watches a living trainer, and since when without a break."""
 
     @property
     def cutoff_seconds(self) -> float | None:
@@ -53,7 +57,7 @@ class Laws:
         self.world, self.coverage = world, coverage
         self.truths: dict[str, Truth] = {}
         self.machines: list[Machine] = []
-        self.looks: dict[tuple[str, Any], float] = {}
+        self.looks: dict[tuple[str, Any], tuple[float, Machine]] = {}
         self.measured_at: dict[str, float] = {}
         self.counts: Counter[str] = Counter()
         world.after(WATCH_SECONDS, self._watch)
@@ -79,7 +83,7 @@ class Laws:
 
     def observed(self, run: VirtualRun, observation: Observation) -> None:
         if len(self.looks) < LOOKS_KEPT_MAX:
-            self.looks[run.run_id, observation.at] = self.world.seconds
+            self.looks[run.run_id, observation.at] = self.world.seconds, run.machine
 
     def measured(self, machine: Machine) -> None:
         self.measured_at[machine.name] = self.world.seconds
@@ -121,7 +125,11 @@ class Laws:
     def looked(self, run: VirtualRun, sight: HostSight) -> None:
         truth, attempt = self.truths[run.run_id], sight.attempt
         self.counts["looks"] += 1
-        if attempt is None or attempt.standing is None or truth.soft_seen[0] == attempt.number:
+        watcher = (run.supervisor, attempt.number) if attempt is not None and attempt.standing is Standing.VERIFIED else None
+        has_slept = run.supervisor.process.hung_until > self.world.seconds - HELD_UP_SECONDS
+        if watcher != truth.watched[0] or has_slept:
+            truth.watched = (watcher, self.world.seconds)
+        if attempt is None or attempt.standing is not Standing.VERIFIED or truth.soft_seen[0] == attempt.number:
             return
         if self._is_above(run, soft=True) and run.attempts[attempt.number].leader in run.machine.processes.values():
             truth.soft_seen = (attempt.number, self.world.seconds)
@@ -151,13 +159,13 @@ class Laws:
 
     def _may_kill(self, run: VirtualRun, action: KillTree, history: History) -> None:
         truth, stop = self.truths[run.run_id], history.stop
-        if stop is not None and stop.forced:
-            return
+        if run.is_damaged or (stop is not None and stop.forced):
+            return  # what a damaged journal forgot can't be remembered
         leader = run.attempts[history.attempt].leader
         if leader is None or not leader.is_alive:
             return  # what is left of a tree
         if self._is_urgent(run):
-            self._asked_in_time(run, history)
+            self._asked_in_time(run, action, history)
             return
         asked = truth.asked_attempt == history.attempt
         if not asked:
@@ -166,9 +174,15 @@ class Laws:
         if waited_seconds < truth.grace_seconds:
             self.broken("3", f"{run.run_id} is killed {waited_seconds:.1f} s after it was asked, its grace is {truth.grace_seconds:.1f} s")
 
-    def _asked_in_time(self, run: VirtualRun, history: History) -> None:
-        """Above the hard line at once is killed at once; but what was seen above the soft line before had to be asked then."""
+    def _asked_in_time(self, run: VirtualRun, action: KillTree, history: History) -> None:
+        """Above the hard line at once is killed at once; but what was seen above the soft line before had to be asked then. A deadline
+        comes as no surprise to whoever watches."""
         truth = self.truths[run.run_id]
+        if action.reason is Reason.DEADLINE and truth.asked_attempt != history.attempt and abs(truth.offset_seconds or 0.0) < CLOCK_SECONDS:
+            ladder_seconds = 1.25 * run.spec.stop.grace_ceiling_seconds + 2.0 + CLOCK_SECONDS
+            watched_seconds = self.world.seconds - truth.watched[1]
+            if truth.watched[0] is not None and watched_seconds > ladder_seconds:
+                self.broken("10", f"{run.run_id} is killed at its cutoff without being asked, watched for {watched_seconds:.0f} s: {action.because}")
         number, seen_at = truth.soft_seen
         if number == history.attempt and seen_at < self.world.seconds and truth.asked_attempt != history.attempt and not self._other_urgency(run):
             self.broken("3", f"{run.run_id} was seen above its soft line {self.world.seconds - seen_at:.1f} s ago and is killed without being asked")
@@ -204,7 +218,7 @@ class Laws:
         speaks = run.trainer is not None and run.attempts[run.newest_attempt].leader is run.trainer.process
         if reason in (Reason.STALLED, Reason.LAUNCH_TIMEOUT) and speaks:
             silent_seconds = self.world.seconds - run.trainer.spoke_at
-            limit_seconds = min(spec.stall.floor_seconds, spec.stall.launch_seconds)
+            limit_seconds = min(spec.stall.floor_seconds, spec.stall.launch_seconds) - LATE_SECONDS  # a launch counts from the decision
             if silent_seconds < limit_seconds:
                 self.broken("11", f"{said} it spoke {silent_seconds:.0f} s ago")
 
@@ -214,6 +228,8 @@ class Laws:
         self.world.after(WATCH_SECONDS, self._watch)
         for truth in self.truths.values():
             cutoff_seconds = truth.cutoff_seconds
+            if cutoff_seconds is not None:
+                cutoff_seconds = max(cutoff_seconds, truth.run.cutoff_told_at + LATE_SECONDS, truth.run.machine.shows_since + LATE_SECONDS)
             if cutoff_seconds is None or self.world.seconds < cutoff_seconds + LATE_SECONDS or not truth.run.machine.is_up:
                 continue
             for process in truth.run.living_tree():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import datetime
 from typing import Any
 
 from fleetd.coordinator.loop import replay_journal
@@ -10,15 +11,17 @@ from fleetd.coordinator.sight import Decision, Order, Reply
 from fleetd.coordinator.targets import is_over
 from fleetd.fleet import Event, Fleet, Run
 from fleetd.wire import encode
-from policies.facts import CampaignStage, RunKind, RunState, Split
+from policies.facts import CampaignStage, Reason, RunKind, RunState, Split
 from policies.freeze import order_faults
 from policies.lifecycle import SETTLED
-from tests.sim.laws import Laws
+from tests.sim.laws import CLOCK_SECONDS, Laws
 from tests.sim.rundir import VirtualJournal
+from tests.sim.world import true_seconds
 
 AGE_SECONDS = 5.0
 """How much younger than the truth an age may claim to be: what a message needs on its way."""
-NO_REASON_NEEDED = frozenset({"run_added", "coordinator_started", "coordinator_stopped", "report_written"})
+# The first look at a reserved split needs no reason; a second one is refused without it, which the ledger's own rule proves.
+NO_REASON_NEEDED = frozenset({"run_added", "coordinator_started", "coordinator_stopped", "report_written", "open_asked", "split_opened"})
 SEEN_FIELDS = ("pid", "identity", "step", "loss", "steps_per_second")
 
 
@@ -29,6 +32,8 @@ class FleetLaws(Laws):
         self.placed: dict[str, str] = {}
         self.durable: Fleet | None = None
         self.unanswered: set[int] = set()
+        self.offset_seconds = 0.0
+        """How far the coordinator's clock was off when it started: a coordinator can't know better."""
 
     # 5, 6, 12: what is concluded.
 
@@ -39,7 +44,7 @@ class FleetLaws(Laws):
                 self.broken("12", f"{event.kind} says neither who nor why: {event}")
             check = getattr(self, f"_{event.kind}", None)
             if check is not None:
-                check(before, event)
+                check(before if event.kind == "run_placed" else decision.fleet, event)
             if self.world.echo:
                 self._tell(event)
 
@@ -55,20 +60,33 @@ class FleetLaws(Laws):
             self.broken("5", f"{event.run_id} is placed twice")
         self.placed[event.run_id] = event.host
 
-    def _run_moved(self, before: Fleet, event: Event) -> None:
+    def _run_moved(self, after: Fleet, event: Event) -> None:
         source, to = RunState(event.body["from"]), RunState(event.body["to"])
         self.coverage.runs[source, to] += 1
+        if event.body["reason"] == Reason.DEADLINE and event.actor == "coordinator":
+            run = after.runs[event.run_id or ""]
+            campaign = after.campaigns[run.campaign_id]
+            self._not_before(campaign.final_at if run.kind is RunKind.EVALUATE else campaign.cutoff_at, f"{event.run_id}: {event.because}")
         if source is RunState.LOST and event.actor == "coordinator":
             self.broken("5", f"{event.run_id} leaves lost without a word of its host: {event.because}")
 
-    def _campaign_moved(self, before: Fleet, event: Event) -> None:
+    def _campaign_moved(self, after: Fleet, event: Event) -> None:
         self.coverage.campaigns[CampaignStage(event.body["from"]), CampaignStage(event.body["to"])] += 1
+        campaign = after.campaigns[event.campaign_id or ""]
+        if event.body["to"] == CampaignStage.SELECTING and "not waited for" in event.because:
+            self._not_before(campaign.cutoff_at, f"{event.campaign_id}: {event.because}")
 
-    def _split_opened(self, before: Fleet, event: Event) -> None:
-        if before.campaigns[event.campaign_id or ""].frozen_digest is None:
+    def _not_before(self, moment: datetime, what: str) -> None:
+        """10: what is concluded from a deadline is not concluded before it, whatever the wall clock was stepped to meanwhile."""
+        early_seconds = true_seconds(moment) - self.offset_seconds - self.world.seconds
+        if early_seconds > CLOCK_SECONDS:
+            self.broken("10", f"concluded {early_seconds:.0f} s too early: {what}")
+
+    def _split_opened(self, after: Fleet, event: Event) -> None:
+        if after.campaigns[event.campaign_id or ""].frozen_digest is None:
             self.broken("6", f"{event.campaign_id}: {event.body['split']} is opened before the freeze")
 
-    def _job_failed(self, before: Fleet, event: Event) -> None:
+    def _job_failed(self, after: Fleet, event: Event) -> None:
         if "broke down" in event.body["title"]:
             self.broken("crash", f"{event.body['job']}: {event.body['what']}")
 
@@ -105,6 +123,7 @@ class FleetLaws(Laws):
 
     def restarted(self, fleet: Fleet) -> None:
         self.unanswered.clear()
+        self.offset_seconds = self.office.machine.offset_seconds
         if self.durable is None:
             return
         same = (self.durable.campaigns, self.durable.runs, self.durable.hosts) == (fleet.campaigns, fleet.runs, fleet.hosts)
@@ -126,12 +145,16 @@ class FleetLaws(Laws):
         for entry in journal.entries(limit=1_000_000):
             if entry["kind"] in ("noticed", "run_moved") and "notice" in entry["body"]:
                 heard.setdefault(entry["run_id"], []).append((entry["body"]["notice"], entry))
+            if entry["kind"] == "notices_lost":
+                if not self.truths[entry["run_id"]].run.is_damaged:
+                    self.broken("12", f"notices of {entry['run_id']} are given up that were never lost: {entry['because']}")
+                heard.setdefault(entry["run_id"], []).extend((number, entry) for number in range(entry["body"]["from"], entry["body"]["to"] + 1))
         for run_id, notices in heard.items():
-            told = self.truths[run_id].run.told
+            told, is_damaged = self.truths[run_id].run.told, self.truths[run_id].run.is_damaged
             for (number, entry), expected in zip(notices, range(1, len(notices) + 1), strict=True):
                 if number != expected:
                     self.broken("12", f"notice {number} of {run_id} is journaled where {expected} is next")
-                if entry["kind"] == "noticed" and encode(told[number]["body"]) != entry["body"]["body"]:
+                if entry["kind"] == "noticed" and not is_damaged and encode(told[number]["body"]) != entry["body"]["body"]:
                     self.broken("12", f"notice {number} of {run_id} is not what its host told")
 
     # 9: the status document.
@@ -163,10 +186,13 @@ class FleetLaws(Laws):
         source = look.memory if name == "host_bytes" else look
         if value != (getattr(source, name) if source is not None else None):
             self.broken("9", f"{what} is {value}, the last look says otherwise")
-        seen_at = self.looks.get((look.run_id, look.at))
-        if value is not None and seen_at is not None:
-            if age_seconds is None:
-                self.broken("9", f"{what} is {value} without an age")
+        if value is None or (look.run_id, look.at) not in self.looks:
+            return
+        seen_at, machine = self.looks[look.run_id, look.at]
+        if age_seconds is None:
+            self.broken("9", f"{what} is {value} without an age")
+        # A look is dated by the host's wall clock: after a step its age is off by the step, as long as it is not renewed.
+        if not machine.was_stepped:
             self._old_enough(what, age_seconds, seen_at)
 
     def _old_enough(self, what: str, age_seconds: float, seen_at: float) -> None:

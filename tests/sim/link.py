@@ -167,7 +167,8 @@ class VirtualLink:
             self._take_facts((yield Call("facts", {}, CALL_SECONDS_MAX)))
         yield from self._carry_orders()
         wait_seconds = 0.5 if self._orders else self._wait_seconds
-        self._take_poll((yield Call("poll", {"after": self._after(self.plan.name), "wait_seconds": wait_seconds}, CALL_SECONDS_MAX + wait_seconds)))
+        after = self._after(self.plan.name)
+        self._take_poll((yield Call("poll", {"after": after, "wait_seconds": wait_seconds}, CALL_SECONDS_MAX + wait_seconds)), after)
 
     def _take_facts(self, answer: dict[str, Any]) -> None:
         self._facts_due = self.world.seconds + FACTS_SECONDS
@@ -176,10 +177,10 @@ class VirtualLink:
             host=self.plan.name, facts=facts, memory_available_bytes=facts.memory_available_bytes, disk_free_bytes=facts.disk_free_bytes,
         ))
 
-    def _take_poll(self, answer: dict[str, Any]) -> None:
+    def _take_poll(self, answer: dict[str, Any], after: dict[str, int]) -> None:
         self._inbox.put_host(HostAnswer(
             host=self.plan.name, at=parse_moment(answer["at"]), memory_available_bytes=answer["available"], disk_free_bytes=answer["free"],
-            reports=answer["runs"],
+            reports=answer["runs"], after=after,
         ))
 
     def _carry_orders(self) -> Iterator[Any]:

@@ -91,7 +91,7 @@ class Machine:
         self.memory_bytes, self.has_cgroup, self.reuse = memory_bytes, has_cgroup, reuse
         self.boots, self.booted_at, self.offset_seconds = 1, -1000.0, 0.0
         self.is_up, self.is_disk_full, self.is_hiding = True, False, False
-        self.hog_bytes = 0
+        self.hog_bytes, self.was_stepped, self.shows_since = 0, False, 0.0
         self.laziness, self.reads_exits = 1.0, True
         self.processes: dict[int, Process] = {}
         self.runs: dict[str, VirtualRun] = {}
@@ -113,6 +113,7 @@ class Machine:
 
     def step_clock(self, seconds: float) -> None:
         self.offset_seconds += seconds
+        self.was_stepped = True
         self.world.say(self.name, f"the wall clock is stepped by {seconds:+.0f} s, it is {self.offset_seconds:+.0f} s off")
 
     # The disk and memory.
@@ -149,6 +150,9 @@ class Machine:
     def end(self, process: Process, status: int) -> None:
         """It has ended: a zombie of its parent, or reaped by init at once. Its children go to the next living subreaper above it."""
         if not process.is_alive:
+            return
+        if process.role == "worker" and process.unkillable_until > self.world.seconds:
+            self.world.after(process.unkillable_until - self.world.seconds, self.end, process, status)
             return
         process.status = status
         heir = process.parent

@@ -60,7 +60,8 @@ def random_plan(world: World, number: int, hosts: tuple[HostPlan, ...]) -> Plan:
     reserved = (Split.TEST, Split.HOLDOUT)[:dice.choice((1, 2))]
     minimum_seconds = deadline_seconds * dice.choice((0.15, 0.25, 0.4))
     return Plan(
-        name=f"demo{number}", plan_sha256=f"{number:064d}", directory="/virtual", deadline_at=None, deadline_seconds=deadline_seconds,
+        name=f"demo{number}", plan_sha256=f"{dice.randrange(1 << 64):064x}", directory="/virtual", deadline_at=None,
+        deadline_seconds=deadline_seconds,
         reserve=ReserveTerms(minimum_seconds=minimum_seconds, factor=1.3, margin_seconds=dice.choice((5.0, 60.0))), hosts=own,
         data=tuple(DataRole(split=split, path="shards", shard_split=split.value) for split in (Split.TRAIN, Split.VALIDATION, *reserved)),
         candidates=candidates,

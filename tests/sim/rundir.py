@@ -119,6 +119,7 @@ class VirtualRun:
         self.machine, self.spec, self.task, self.want = machine, spec, task, want
         self.run_id = spec.run_id
         self.cutoff: CutoffOrder | None = None
+        self.cutoff_told_at = 0.0
         self.acknowledged = 0
         self.spool = Spool()
         self.heartbeat: Heartbeat | None = None
@@ -140,6 +141,8 @@ class VirtualRun:
         self.supervisor: Any = None
         """The newest virtual supervisor, alive or not."""
         self.trainer: Any = None
+        self.is_damaged = False
+        """Whether its journal was ever damaged: then history may have lost what it had not been told."""
         self.told: dict[int, dict[str, Any]] = {}
         """Every notice that was ever durable, by number: the truth that the coordinator's history is compared with."""
 
@@ -153,6 +156,17 @@ class VirtualRun:
         self.trainer_lock = []
         kept = world.random.randint(min(self.log_synced, len(self.log)), len(self.log))
         del self.log[kept:]
+
+    def damage_spool(self) -> None:
+        """Mirrors journal.salvage: what reads from the first entry on is kept, the memory beside it may be lost."""
+        world, spool = self.machine.world, self.spool
+        kept = sorted(spool.entries)[:world.random.randint(0, len(spool.entries))]
+        last = spool.last if world.chance(0.5) else 0
+        spool.entries = {number: spool.entries[number] for number in kept}
+        spool.last = kept[-1] if kept else last
+        if world.chance(0.5):
+            spool.state = {}
+        self.is_damaged = True
 
     def journal(self) -> VirtualJournal:
         return VirtualJournal(self.machine, self.spool, self._written)
@@ -189,7 +203,7 @@ class VirtualRun:
         if in_force_at is None or order.cutoff_at >= in_force_at:
             return False
         self.machine.check_disk()
-        self.cutoff = order
+        self.cutoff, self.cutoff_told_at = order, self.machine.world.seconds
         return True
 
     def effective_cutoff(self) -> datetime | None:

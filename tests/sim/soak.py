@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+    sys.path.insert(0, str(Path(__file__).absolute().parent.parent.parent))
 
 from tests.sim.coverage import Coverage
 from tests.sim.story import Told, tell
