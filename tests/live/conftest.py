@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from live_fleet import Fleet
-
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "manpages" / "data"
+from live_fleet import EXAMPLE, Fleet
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 import yaml
 
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "manpages" / "data"
 WAIT_SECONDS_MAX = 150.0
 CLOSE_SECONDS_MAX = 15.0
 
