@@ -187,6 +187,9 @@ class Observation:
     alarms: tuple[str, ...] = ()
     supervisor_pid: int | None = None
     shim_pid: int | None = None
+    boot_id: str = ""
+    boottime_seconds: float | None = None
+    """`at` once more, by the clock of this boot that nobody steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,3 +254,5 @@ class RunReport:
     """`alive`, `gone`, or `cannot verify: …`."""
     observation: Observation | None
     notices: tuple[Notice, ...]
+    look_age_seconds: float | None = None
+    """How old the observation was when this was said, by boottime. None where nobody can tell."""

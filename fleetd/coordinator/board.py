@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from fleetd.campaign import HostPlan
 from fleetd.coordinator.inbox import HostAnswer, HostTrouble, News
 from fleetd.coordinator.sight import HostSight, Job, JobDone, Order, OrderDone, Poll, Request, Sight, Trouble
-from fleetd.model import Observation, Owner
+from fleetd.model import Observation, Owner, RunReport
 
 ACKNOWLEDGED_MAX = 50_000
 TROUBLES_MAX = 5_000
@@ -79,7 +79,7 @@ class Board:
             return None
         for report in news.reports:
             if report.observation is not None:
-                self._take_observation(report.observation, now - max(news.at - report.observation.at, timedelta(0)) if news.at else now)
+                self._take_observation(report.observation, now - timedelta(seconds=_age_seconds(report, news.at)))
         return Poll(
             host=news.host, received_at=now, at=news.at or now, memory_available_bytes=news.memory_available_bytes,
             disk_free_bytes=news.disk_free_bytes, reports=news.reports, after=news.after,
@@ -87,8 +87,8 @@ class Board:
 
     def _take_observation(self, look: Observation, seen_at: datetime) -> None:
         """Keep the newest look of each run; `seen_at` is its moment on our clock, whatever the host's clock says."""
-        known = self.observations.get(look.run_id)
-        if known is None or look.at >= known.at:
+        known_at = self._observed_at.get(look.run_id)
+        if known_at is None or seen_at >= known_at:
             self.observations[look.run_id], self._observed_at[look.run_id] = look, seen_at
 
     def _take_job(self, done: JobDone, now: datetime) -> None:
@@ -102,6 +102,14 @@ class Board:
             self._acknowledged[done.order.key] = None
             while len(self._acknowledged) > ACKNOWLEDGED_MAX:
                 del self._acknowledged[next(iter(self._acknowledged))]
+
+
+def _age_seconds(report: RunReport, told_at: datetime | None) -> float:
+    """How old a look was when its host told of it: as the host counted, else by the host's wall clock."""
+    assert report.observation is not None
+    if report.look_age_seconds is not None:
+        return max(0.0, report.look_age_seconds)
+    return 0.0 if told_at is None else max(0.0, (told_at - report.observation.at).total_seconds())
 
 
 def _note(troubles: dict[str, Trouble], key: str, error: dict[str, str] | None, now: datetime) -> None:

@@ -175,7 +175,9 @@ def _reconcile(pen: Pen, run_id: str, report: RunReport) -> None:
         return
     if look.state == run.state or not pen.may_move(run_id, look.state):
         return
-    is_fresh = look.at > run.since + timedelta(seconds=RECONCILE_SECONDS)
+    # By our own clock: the host's may be wrong.
+    seen_at = pen.sight.observed_at.get(run_id, look.at)
+    is_fresh = seen_at > run.since + timedelta(seconds=RECONCILE_SECONDS)
     if run.state is RunState.LOST or is_fresh or _stays_at_rest(pen, run, report):
         because = f"{run.host} answers again" if run.state is RunState.LOST else f"{run.host} sees it so"
         pen.move_run(run_id, look.state, f"{because}: {look.detail}" if look.detail else because, reason=look.reason, actor=f"host:{run.host}")

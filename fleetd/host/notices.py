@@ -145,6 +145,7 @@ def observation_of(sight: HostSight, history: History, watch: AttemptWatch | Non
         restarts_used=len(used_restarts(history.restarts, now=sight.time.now, window_seconds=terms.window_seconds)),
         restarts_max=terms.restarts_max, next_attempt_at=history.next_attempt_at, alarms=alarms, supervisor_pid=os.getpid(),
         shim_pid=watch.ancestor() if watch is not None and attempt is not None else None,
+        boot_id="" if history.anchor is None else history.anchor.boot_id, boottime_seconds=sight.boottime_seconds,
     )
 
 

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fleetd import logs
+from fleetd import clock, logs
+from fleetd.clock import Moment
 from fleetd.files import write_record
 from fleetd.host import launch, rundir, tidy
 from fleetd.host.observe import Cached
-from fleetd.host.processes import look
+from fleetd.host.processes import boot_id, look
 from fleetd.journal import Journal
-from fleetd.model import Notice, RunReport
+from fleetd.model import Notice, Observation, RunReport
 from fleetd.paths import HostPaths, RunPaths
 from fleetd.wire import WireError, decode, dumps
 from policies.errors import ExplainedError
@@ -139,7 +140,11 @@ class Reports:
                     break
                 notices.append(notice)
             watch.told = (watch.state, watch.supervisor)
-            reports.append(RunReport(run_id=run_id, supervisor=watch.supervisor, observation=watch.observation.value, notices=tuple(notices)))
+            seen = watch.observation.value
+            age_seconds = look_age_seconds(seen, boot_id(), clock.read())
+            reports.append(RunReport(
+                run_id=run_id, supervisor=watch.supervisor, observation=seen, notices=tuple(notices), look_age_seconds=age_seconds,
+            ))
         return tuple(reports)
 
     def sweep(self) -> None:
@@ -201,6 +206,15 @@ def _keep_tidy(watch: RunWatch) -> None:
         watch.is_tidy = False
     elif not watch.is_tidy and not _has_living_shim(watch.paths):
         watch.is_tidy = tidy.tidy_run(watch.paths)
+
+
+def look_age_seconds(seen: Observation | None, boot: str, moment: Moment) -> float | None:
+    """How old a look is. No step of the wall clock makes it newer; one from before this boot is at least as old as the boot."""
+    if seen is None or seen.boottime_seconds is None:
+        return None
+    if seen.boot_id == boot:
+        return max(0.0, moment.boottime_seconds - seen.boottime_seconds)
+    return max(moment.boottime_seconds, (moment.now - seen.at).total_seconds())
 
 
 def _has_living_shim(paths: RunPaths) -> bool:
