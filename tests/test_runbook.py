@@ -5,9 +5,10 @@ Commands are parsed by the real command line and the real trainer command, witho
 
 from __future__ import annotations
 
-import argparse
 import ast
+import contextlib
 import importlib.util
+import io
 import re
 import shlex
 from collections.abc import Iterator
@@ -60,7 +61,7 @@ def fault_of(text: str, *, is_whole: bool) -> str | None:
         program, *words = shlex.split(text, comments=True)
     except ValueError as fault:
         return str(fault)
-    return _fault_of_trainer(words) if program == "fleetd-trainer" else _fault_of_fleetd(words, is_whole=is_whole)
+    return _fault_of_trainer(words, is_whole=is_whole) if program == "fleetd-trainer" else _fault_of_fleetd(words, is_whole=is_whole)
 
 
 def _fault_of_fleetd(words: list[str], *, is_whole: bool) -> str | None:
@@ -82,13 +83,14 @@ def _fault_of_fleetd(words: list[str], *, is_whole: bool) -> str | None:
     return None
 
 
-def _fault_of_trainer(words: list[str]) -> str | None:
-    parser = _parser()
-    parser.exit_on_error = False
-    try:
-        parser.parse_args(words)
-    except (argparse.ArgumentError, SystemExit) as fault:
-        return f"fleetd-trainer does not understand {words}: {fault}"
+def _fault_of_trainer(words: list[str], *, is_whole: bool) -> str | None:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            _parser().parse_args(words)
+        except SystemExit as end:
+            is_short = "are required" in said.getvalue() and not is_whole
+            return None if end.code in (0, None) or is_short else " ".join(said.getvalue().split())
     return None
 
 
