@@ -20,6 +20,7 @@ TASK_NAME = "task.json"
 TASK_TRAIN = "language_model"
 TASK_EVALUATE = "evaluate_language_model"
 SAMPLER_OURS, SAMPLER_ZXELL = "permutation", "zxell"
+DATA_FORMATS = ("zxell", "zrodlo")
 THREADS_MAX = 1024
 STEPS_MAX = 10**9 - 1
 SEED_MAX = 2**63 - 1
@@ -37,6 +38,8 @@ class DataSettings:
     """What the directory has to be, as `policies.manifest` counts; None: whatever it is, recorded."""
     tokens_per_document_max: int | None = None
     """For scored roles: only the first tokens of each document are scored."""
+    format: str | None = None
+    """zxell or zrodlo; None: whichever the directory is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +217,8 @@ def _machine(reader: Reader) -> dict[str, Any]:
 def _data(reader: Reader | None, *, scored: bool) -> DataSettings | None:
     if reader is None:
         return None
-    settings = {"path": reader.text("path"), "split": reader.text("split"), "digest": reader.text("digest", default=None)}
+    settings = {"path": reader.text("path"), "split": reader.text("split"), "digest": reader.text("digest", default=None),
+                "format": reader.text("format", choices=DATA_FORMATS, default=None)}
     if scored:
         settings["tokens_per_document_max"] = reader.integer("tokens_per_document_max", minimum=1, default=None)
     reader.finish()

@@ -18,6 +18,7 @@ from trainer.baseline import score_by_unigram, unigram_nll
 from trainer.config import EvaluateTask, ModelSettings
 from trainer.data.shards import Corpus, Document, documents
 from trainer.files import JsonFault, read_json
+from trainer.formats.transformers_dirs import read_model_directory
 from trainer.models.families import check_window, model_digest, read_config
 from trainer.predictions import complete_predictions, write_predictions
 from trainer.records import RunRecords
@@ -127,4 +128,4 @@ def check_models(task: EvaluateTask, *, where: str) -> None:
     for name, model in task.models.items():
         if model.path is None:
             raise PlanInvalid("the evaluation can't start", where=where, what=f"models.{name} has no path", fix="name a model directory")
-        check_window(read_config(Path(model.path)), task.window, where=f"{where}: models.{name}")
+        check_window(read_model_directory(Path(model.path)).config, task.window, where=f"{where}: models.{name}")

@@ -79,7 +79,7 @@ def window_nll(model: nn.Module, inputs_BT: torch.Tensor, targets_BT: torch.Tens
 def _batches(scored: list[Document], window: int, batch: int) -> Iterator[list[_Window]]:
     group: list[_Window] = []
     for number, document in enumerate(scored):
-        tokens = np.concatenate(([END_OF_SEQUENCE], document.tokens)).astype(np.int64)
+        tokens = np.concatenate(([document.end_of_sequence], document.tokens)).astype(np.int64)
         for start in range(0, len(document.tokens), window):
             group.append(_Window(number, tokens[start:start + window + 1]))
             if len(group) == batch:

@@ -23,8 +23,10 @@ import numpy.typing as npt
 from policies.errors import DataDamaged
 from policies.manifest import directory_digest
 from trainer.files import JsonFault, folder_entries, read_json
+from trainer.formats.zrodlo_corpus import is_zrodlo_corpus, open_zrodlo_corpus
 
 INDEX_NAME = "shards_index.json"
+FORMAT_ZXELL, FORMAT_ZRODLO = "zxell", "zrodlo"
 END_OF_SEQUENCE = 2
 FAMILIES = ("en", "de", "fr", "ja")
 FAMILY_UNKNOWN = "all"
@@ -32,7 +34,7 @@ TOKEN_BYTES = 2
 SHARDS_MAX = 100_000
 CHUNK_TOKENS = 4 * 1024 * 1024
 
-Tokens = npt.NDArray[np.uint16]
+Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,7 @@ class Corpus:
     vocabulary: int
     tokenizer: Path | None
     shards: tuple[Shard, ...]
+    end_of_sequence: int = END_OF_SEQUENCE
 
     @property
     def token_count(self) -> int:
@@ -77,26 +80,31 @@ class Document:
     id: str
     family: str
     tokens: Tokens
+    end_of_sequence: int = END_OF_SEQUENCE
 
 
-def open_corpus(folder: Path, split: str, *, digest: str | None = None, vocabulary: int | None = None) -> Corpus:
+def open_corpus(
+    folder: Path, split: str, *, digest: str | None = None, vocabulary: int | None = None, data_format: str | None = None,
+) -> Corpus:
     """The verified shards of one split. DataDamaged names the file, and the offset where there is one.
 
     `digest` is what the directory has to be; `vocabulary` the number of token ids that the model knows (the tokenizer beside
-    the shards may know fewer: the smaller one counts).
+    the shards may know fewer: the smaller one counts). A Zrodlo corpus is one split of any name; `data_format` insists on one.
     """
-    index = _read_index(folder)
+    found = FORMAT_ZRODLO if is_zrodlo_corpus(folder) and not (folder / INDEX_NAME).exists() else FORMAT_ZXELL
+    if data_format not in (None, found):
+        raise _damaged(folder, f"the task says format {data_format}, it looks like {found}", fix="correct `format` of this data in the task")
+    if found == FORMAT_ZRODLO:
+        return _open_zrodlo(folder, split, digest, vocabulary)
+    index = read_index(folder)
     entries = sorted((entry for entry in index["shards"] if entry.get("split") == split), key=lambda entry: str(entry.get("name")))
     if not entries:
         splits = ", ".join(sorted({str(entry.get("split")) for entry in index["shards"]})) or "none"
         raise _damaged(folder / INDEX_NAME, f"it has no shard of split {split!r}, only: {splits}", fix="name one of these splits in the plan")
-    tokenizer = _tokenizer_file(folder, index)
-    known = min(size for size in (vocabulary, _pieces(tokenizer), 2**16) if size is not None)
-    shards = tuple(_open_shard(folder, _checked_entry(folder, entry), known) for entry in entries)
-    measured = _measure(folder)
-    if digest is not None and measured != digest:
-        raise _damaged(folder, f"its digest is {measured}, the task says {digest}")
-    return Corpus(folder=folder, split=split, digest=measured, vocabulary=known, tokenizer=tokenizer, shards=shards)
+    tokenizer = tokenizer_file(folder, index)
+    known = min(size for size in (vocabulary, vocabulary_of(tokenizer), 2**16) if size is not None)
+    shards = tuple(open_shard(folder, checked_entry(folder, entry), known) for entry in entries)
+    return Corpus(folder=folder, split=split, digest=_measure(folder, digest), vocabulary=known, tokenizer=tokenizer, shards=shards)
 
 
 def documents(corpus: Corpus, tokens_max: int | None = None) -> Iterator[Document]:
@@ -106,17 +114,18 @@ def documents(corpus: Corpus, tokens_max: int | None = None) -> Iterator[Documen
         for number, end in enumerate(shard.document_ends.tolist()):
             family = FAMILY_UNKNOWN if shard.families is None else FAMILIES[shard.families[number]]
             length = end + 1 - start if tokens_max is None else min(end + 1 - start, tokens_max)
-            yield Document(id=f"{shard.stem}:{number}", family=family, tokens=shard.tokens[start:start + length])
+            yield Document(id=f"{shard.stem}:{number}", family=family, tokens=shard.tokens[start:start + length],
+                           end_of_sequence=corpus.end_of_sequence)
             start = end + 1
 
 
 def splits_in(folder: Path) -> tuple[str, ...]:
     """The splits of the index whose shards lie here, in order of first appearance."""
-    entries = _read_index(folder)["shards"]
+    entries = read_index(folder)["shards"]
     return tuple(dict.fromkeys(str(entry.get("split")) for entry in entries if (folder / str(entry.get("name"))).is_file()))
 
 
-def _read_index(folder: Path) -> dict[str, Any]:
+def read_index(folder: Path) -> dict[str, Any]:
     path = folder / INDEX_NAME
     try:
         index = read_json(path)
@@ -133,7 +142,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
     return index
 
 
-def _checked_entry(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
+def checked_entry(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
     """The shard's entry, once its side file says the same."""
     name = entry.get("name")
     if not isinstance(name, str) or not name.endswith(".bin") or "/" in name or name.startswith("."):
@@ -155,7 +164,7 @@ def _checked_entry(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
     return entry
 
 
-def _open_shard(folder: Path, entry: dict[str, Any], vocabulary: int) -> Shard:
+def open_shard(folder: Path, entry: dict[str, Any], vocabulary: int) -> Shard:
     path = folder / str(entry["name"])
     try:
         size, is_link = os.stat(path, follow_symlinks=False).st_size, path.is_symlink()
@@ -210,7 +219,7 @@ def _families(folder: Path, entry: dict[str, Any], ends: npt.NDArray[np.int64]) 
     return families
 
 
-def _tokenizer_file(folder: Path, index: dict[str, Any]) -> Path | None:
+def tokenizer_file(folder: Path, index: dict[str, Any]) -> Path | None:
     name = index.get("tokenizer")
     if not isinstance(name, str) or "/" in name or name in ("", ".", ".."):
         return None
@@ -218,7 +227,7 @@ def _tokenizer_file(folder: Path, index: dict[str, Any]) -> Path | None:
     return path if path.is_file() and not path.is_symlink() else None
 
 
-def _pieces(tokenizer: Path | None) -> int | None:
+def vocabulary_of(tokenizer: Path | None) -> int | None:
     """The size of the vocabulary of a SentencePiece model, None when there is no such file."""
     if tokenizer is None or tokenizer.suffix != ".model":
         return None
@@ -230,11 +239,24 @@ def _pieces(tokenizer: Path | None) -> int | None:
         raise _damaged(tokenizer, f"it is no SentencePiece model: {fault}") from fault
 
 
-def _measure(folder: Path) -> str:
+def _measure(folder: Path, expected: str | None) -> str:
+    """The digest of the whole directory. DataDamaged unless it is the expected one."""
     try:
-        return directory_digest(folder_entries(folder))
+        measured = directory_digest(folder_entries(folder))
     except OSError as fault:
         raise _damaged(folder, str(fault)) from fault
+    if expected is not None and measured != expected:
+        raise _damaged(folder, f"its digest is {measured}, the task says {expected}")
+    return measured
+
+
+def _open_zrodlo(folder: Path, split: str, digest: str | None, vocabulary: int | None) -> Corpus:
+    """A Zrodlo corpus as a corpus of one shard. Its documents have no language."""
+    found = open_zrodlo_corpus(folder, vocabulary=vocabulary)
+    shard = Shard(name="tokens.bin", tokens=found.tokens, sha256=found.described["tokens_sha256"], document_ends=found.document_ends, families=None)
+    known = found.vocabulary if vocabulary is None else min(found.vocabulary, vocabulary)
+    return Corpus(folder=folder, split=split, digest=_measure(folder, digest), vocabulary=known, tokenizer=found.tokenizer, shards=(shard,),
+                  end_of_sequence=found.end_of_sequence)
 
 
 def _damaged(path: Path, what: str, *, fix: str = "") -> DataDamaged:

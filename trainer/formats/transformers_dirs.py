@@ -65,9 +65,12 @@ class ModelDirectory:
         return tuple(taken)
 
 
-def read_model_directory(folder: Path) -> ModelDirectory:
-    """The model in a directory. PlanInvalid for a config that can't be computed, CheckpointDamaged for files that do not fit it."""
-    config = read_config(folder)
+def read_model_directory(folder: Path, *, config: dict[str, Any] | None = None) -> ModelDirectory:
+    """The model in a directory. PlanInvalid for a config that can't be computed, CheckpointDamaged for files that do not fit it.
+
+    `config` is its checked config with what a person chose, when it is not to be taken as it stands.
+    """
+    config = read_config(folder) if config is None else config
     files, entries = stored_tensors(folder)
     names, is_bare = whole_names(config, tuple(entries))
     where = folder / (WEIGHTS_NAME if files == (WEIGHTS_NAME,) else INDEX_NAME)
