@@ -12,27 +12,53 @@ can be resumed is this scan and nothing else. No torch here: an asked stop durin
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from policies.errors import CheckpointDamaged, ResumeMismatch
 from policies.facts import step_name, step_of
 from policies.manifest import MANIFEST_NAME, FileEntry, directory_digest, manifest_body, manifest_entries
-from trainer.files import JsonFault, dumps, file_entry, read_json, sync_folder, write_synced
+from trainer.files import (
+    Buffer,
+    JsonFault,
+    dumps,
+    entry_of,
+    file_entry,
+    forget_cached,
+    read_json,
+    remove_tree,
+    rename_without_replacing,
+    sync_file,
+    sync_folder,
+    write_synced,
+)
 
 RESUME_FILES = ("config.json", "model.safetensors", "optimizer.safetensors", "rng.safetensors", "trainer.json")
 CHECKPOINTS = "checkpoints"
 TEMPORARY, TRASH, REFUSED = ".tmp-", ".trash-", "refused-"
 REFUSED_MAX = 1000
-RENAME_NOREPLACE = 1  # renameat2(2)
-AT_FDCWD = -100
 
-Content = bytes | Callable[[Path], None]
+
+class Held:
+    """The bytes of a file that memory holds: made when they are first asked for, written and hashed from there."""
+
+    def __init__(self, make: Callable[[], Sequence[Buffer]]) -> None:
+        self._make = make
+
+    @cached_property
+    def pieces(self) -> Sequence[Buffer]:
+        return self._make()
+
+    def __call__(self, path: Path) -> None:
+        write_synced(path, *self.pieces)
+
+
+Content = bytes | Held | Callable[[Path], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,31 +137,29 @@ def write_checkpoint(folder: Path, step: int, contents: Mapping[str, Content], *
         entries = _write_files(temporary, contents, abandon)
         saved = Checkpoint(path=final, step=step, digest=directory_digest(entries), bytes=sum(entry.bytes for entry in entries))
         if final.exists() and _stands_already(final, saved.digest):
-            shutil.rmtree(temporary)
+            remove_tree(temporary)
+            sync_folder(folder)  # who put it there may have died before doing this
             return saved
         rename_without_replacing(temporary, final)
         sync_folder(folder)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        remove_tree(temporary, quietly=True)
         raise
     return saved
 
 
-def rename_without_replacing(source: Path, target: Path) -> None:
-    """rename(2) that fails with FileExistsError instead of replacing anything."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    call = getattr(libc, "renameat2", None)
-    if call is not None:
-        if call(AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target), RENAME_NOREPLACE) == 0:
-            return
-        code = ctypes.get_errno()
-        if code not in (errno.ENOSYS, errno.EINVAL):
-            raise OSError(code, os.strerror(code), str(target))
-    # File systems without the flag: one trainer a run (its lock) makes looking first safe, and rename(2) itself
-    # refuses to replace a directory that is not empty.
-    if os.path.lexists(target):
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
-    os.rename(source, target)
+def read_back(saved: Checkpoint) -> None:
+    """Verify a checkpoint from the disk, past the kernel's copy where it lets us. OSError when it is not what was written; it is
+    set aside then, so that nobody takes it for the newest."""
+    try:
+        for name in os.listdir(saved.path):
+            forget_cached(saved.path / name)
+        found = verify(saved.path)
+        if found.digest != saved.digest:
+            raise _damaged(saved.path, f"its digest is {found.digest}, {saved.digest} was written")
+    except CheckpointDamaged as damage:
+        kept = set_aside(saved.path)
+        raise OSError(errno.EIO, f"what was written does not read back ({damage.what}); kept as {kept.name}", damage.where) from damage
 
 
 def prune(folder: Path, *, keep: int, protected: frozenset[int]) -> tuple[int, ...]:
@@ -155,7 +179,8 @@ def prune(folder: Path, *, keep: int, protected: frozenset[int]) -> tuple[int, .
             continue  # a damaged one is evidence; a person deletes it
         trash = folder / f"{TRASH}{path.name}"
         os.rename(path, trash)
-        shutil.rmtree(trash, ignore_errors=True)
+        sync_folder(folder)  # or a power cut could leave it half empty under its own name
+        remove_tree(trash, quietly=True)
         deleted.append(step)
     return tuple(deleted)
 
@@ -165,7 +190,7 @@ def sweep(folder: Path) -> tuple[str, ...]:
     swept = []
     for path in sorted(folder.iterdir()):
         if path.name.startswith(TRASH) or (path.name.startswith(TEMPORARY) and not _writer_lives(path.name)):
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path, quietly=True)
             swept.append(path.name)
     return tuple(swept)
 
@@ -182,17 +207,22 @@ def set_aside(path: Path) -> Path:
 
 
 def _write_files(temporary: Path, contents: Mapping[str, Content], abandon: Callable[[], bool]) -> list[FileEntry]:
-    entries = []
-    for name, content in contents.items():
-        if abandon():
-            raise SaveAbandoned
-        if isinstance(content, bytes):
-            write_synced(temporary / name, content)
-        else:
-            content(temporary / name)
-            os.chmod(temporary / name, 0o644)  # some writers make private files; an agent of another user has to read them
-            _sync_file(temporary / name)
-        entries.append(file_entry(temporary, name))
+    """Write every file, and hash each from memory while it is written: SHA-256 is slower than many disks."""
+    pending: list[Future[FileEntry]] = []
+    with ThreadPoolExecutor(1, "digests") as hashing:
+        for name, content in contents.items():
+            if abandon():
+                raise SaveAbandoned
+            if isinstance(content, (bytes, Held)):
+                pieces = [content] if isinstance(content, bytes) else content.pieces
+                pending.append(hashing.submit(entry_of, name, pieces))
+                write_synced(temporary / name, *pieces)
+            else:
+                content(temporary / name)
+                os.chmod(temporary / name, 0o644)  # some writers make private files; an agent of another user has to read them
+                sync_file(temporary / name)
+                pending.append(hashing.submit(file_entry, temporary, name))
+        entries = [entry.result() for entry in pending]
     write_synced(temporary / MANIFEST_NAME, dumps(manifest_body(entries)))
     sync_folder(temporary)
     return entries
@@ -220,14 +250,6 @@ def _verify_file(path: Path, entry: FileEntry, contents: bool) -> None:
             raise _damaged(path / entry.path, f"its sha256 is {found}, the manifest says {entry.sha256}")
     except OSError as fault:
         raise _damaged(path / entry.path, str(fault)) from fault
-
-
-def _sync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _writer_lives(name: str) -> bool:

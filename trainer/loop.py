@@ -1,8 +1,8 @@
 """The training, one step after another. Readable in one sitting, because everything it promises is promised here.
 
     step      micro-batches forward and backward, clip, check that all is finite, update; only then is it a step
-    save      at the boundary between two steps; first saved, then validated, so that predictions carry a digest
-    validate  due at a step until it is done; a stop in it leaves it due, and the resume repeats it first
+    save      at the boundary between two steps: copied in memory, written beside the next steps (trainer.saving)
+    validate  first saved, so that predictions carry a digest; due until it is done: a stop leaves it due, the resume repeats it first
     leave     asked (SIGTERM, cutoff): save what is done, exit 10; SIGINT: leave at once
     finish    all steps done, or no improvement for long enough
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import os
-import resource
 import sys
 import time
 from dataclasses import dataclass, field
@@ -28,14 +27,16 @@ from policies.errors import LossNotFinite
 from policies.facts import TrainerExit, step_name
 from policies.selection import better_than_incumbent
 from trainer import randomness
-from trainer.checkpoint import CHECKPOINTS, Checkpoint, SaveAbandoned, prune, write_checkpoint
+from trainer.checkpoint import CHECKPOINTS, Checkpoint, SaveAbandoned
 from trainer.config import TrainTask
 from trainer.data.sampler import WindowSampler
 from trainer.data.shards import Corpus, Document
 from trainer.fingerprint import ATTENTION
+from trainer.memory import is_out_of_memory, peak_bytes, planned_bytes
 from trainer.models.build import trained_weights
 from trainer.predictions import complete_predictions, write_predictions
 from trainer.records import RunRecords
+from trainer.saving import Saver
 from trainer.schedule import learning_rate
 from trainer.scoring import ScoringStopped, score_documents, window_nll
 from trainer.state import TrainingState
@@ -65,10 +66,14 @@ class Training:
     resumed: Checkpoint | None = None
     """Where this attempt went on from; it may belong to another run."""
     saved: Checkpoint | None = None
-    """The newest checkpoint of this run."""
+    """The newest checkpoint of this run that is written and read back."""
+    saver: Saver = field(init=False)
     saved_at_seconds: float = field(default_factory=time.monotonic)
     update_is_torn: bool = False
     """True inside an optimizer step: the tensors belong to no step then, and are not saved."""
+
+    def __post_init__(self) -> None:
+        self.saver = Saver(self.checkpoints, keep=self.task.checkpoint.keep, abandon=lambda: self.stop.gives_up_save)
 
     @property
     def checkpoints(self) -> Path:
@@ -93,9 +98,12 @@ class Training:
             if not is_out_of_memory(fault):
                 raise
             return self._out_of_memory(fault)
+        finally:
+            self.saver.join()
 
     def _go_on(self) -> TrainerExit:
         while True:
+            self._settle(wait=self.state.validation_due)
             ending = None if self.state.validation_due else self._ending()
             if ending is not None:
                 return self._finish(ending)
@@ -162,6 +170,10 @@ class Training:
 
     def _broke(self, step: int, what: str) -> LossNotFinite:
         """The numbers broke at `step`: told in the log, and as the error to raise. `what` ends with the value."""
+        try:
+            self._settle(wait=True)
+        except (OSError, SaveAbandoned):
+            pass  # the older checkpoint is then the last good one
         self.records.log(event="failed", step=step, because=what, value=what.rpartition(" ")[2])
         return LossNotFinite("the numbers broke", where=f"{self.run_dir.name} step {step}", what=what,
                              fix=f"try a smaller learning rate; step {self.saved.step if self.saved else 0} is the last good checkpoint")
@@ -172,26 +184,38 @@ class Training:
 
     def _save_is_due(self) -> bool:
         terms, step = self.task.checkpoint, self.state.step
-        by_time = terms.every_seconds is not None and time.monotonic() - self.saved_at_seconds >= terms.every_seconds
+        by_time = terms.every_seconds is not None and not self.saver.is_under_way and time.monotonic() - self.saved_at_seconds >= terms.every_seconds
         by_step = terms.every_steps is not None and step % terms.every_steps == 0
         return self.state.validation_due or by_step or by_time or step == self.task.steps
 
     def _save(self) -> None:
-        """Save this step durably, then let go of what retention no longer keeps. OSError leaves the older checkpoints as they are."""
+        """Copy this step and let it be saved. Waits for the save before, and raises what became of that."""
+        self._settle(wait=True)
         step, began = self.state.step, time.monotonic()
         self._check_weights()
         self.records.log(event="save", phase="begin", step=step)
-        self.saved = write_checkpoint(self.checkpoints, step, self.state.contents(), abandon=lambda: self.stop.gives_up_save)
-        self.saved_at_seconds = time.monotonic()
-        seconds = self.saved_at_seconds - began
-        self.stop.note_save(seconds)
-        self.records.log(event="save", phase="end", step=step, digest=self.saved.digest, bytes=self.saved.bytes, seconds=round(seconds, 6))
-        self.records.lineage("save", step=step, digest=self.saved.digest)
-        self.records.hint("latest", step=step, digest=self.saved.digest, value=None)
         best = self._best()
         protected = frozenset({step} | ({best["step"]} if best else set()))
-        for gone in prune(self.checkpoints, keep=self.task.checkpoint.keep, protected=protected):
+        self.saver.begin(step, self.state.contents(), protected=protected, began_seconds=began)
+        self.saved_at_seconds = time.monotonic()
+
+    def _settle(self, *, wait: bool) -> None:
+        """Take in the save that is under way, if it is done or `wait`. OSError and SaveAbandoned leave the older checkpoints as they are."""
+        done = self.saver.settle(wait=wait)
+        if done is None:
+            return
+        self.saved = saved = done.checkpoint
+        self.stop.note_save(done.seconds)
+        self.records.log(
+            event="save", phase="end", step=saved.step, digest=saved.digest, bytes=saved.bytes, seconds=round(done.seconds, 6),
+            blocked_seconds=round(done.blocked_seconds, 6), verify_seconds=None if done.verify_seconds is None else round(done.verify_seconds, 6),
+        )
+        self.records.lineage("save", step=saved.step, digest=saved.digest)
+        self.records.hint("latest", step=saved.step, digest=saved.digest, value=None)
+        for gone in done.pruned:
             self.records.lineage("prune", step=gone, because=f"older than the newest {self.task.checkpoint.keep}, not the best")
+        if done.prune_fault is not None:
+            self.records.log(event="note", text=f"an older checkpoint could not be deleted: {done.prune_fault}")
 
     def _validate(self) -> None:
         """Score the validation documents for the checkpoint of this step, which is saved. A stop leaves it due."""
@@ -259,6 +283,7 @@ class Training:
         return "patience" if since >= patience else None
 
     def _finish(self, because: str) -> TrainerExit:
+        self._settle(wait=True)
         self.records.log(event="finish", step=self.state.step, because=because)
         self.records.lineage("finish", step=self.state.step, because=because)
         return TrainerExit.FINISHED
@@ -266,11 +291,14 @@ class Training:
     def _leave(self) -> TrainerExit:
         """Asked to stop: what is done is saved (unless the save is given up), what is not is named."""
         because, step = self.stop.because() or "asked", self.state.step
-        if not self._is_current() and not self.stop.gives_up_save:
-            try:
+        self.saver.is_hurried = True
+        try:
+            self._settle(wait=True)
+            if not self._is_current() and not self.stop.gives_up_save:
                 self._save()
-            except SaveAbandoned:
-                pass  # a SIGINT came into this save
+                self._settle(wait=True)
+        except SaveAbandoned:
+            pass  # a SIGINT came into this save
         skipped = (["validation"] if self.state.validation_due else []) + ([] if self._is_current() else ["save"])
         self.records.log(event="stop", step=step, because=because, skipped=skipped)
         self.records.lineage("stop", step=step, because=because, skipped=skipped)
@@ -283,7 +311,8 @@ class Training:
         """A save or a validation could not be written: older checkpoints are as they were, another try may find room."""
         self.records.log(event="failed", step=self.state.step, because=f"could not be written: {fault}", value=None)
         last = f"{step_name(self.saved.step)} is kept" if self.saved else "nothing is saved yet"
-        print(f"error: step {self.state.step} could not be saved\n  where: {self.checkpoints}\n  what:  {fault}\n  fix:   free some space; {last}",
+        failed = max(self.saver.step, self.saved.step if self.saved else 0)
+        print(f"error: step {failed} could not be saved\n  where: {self.checkpoints}\n  what:  {fault}\n  fix:   free some space; {last}",
               file=sys.stderr, flush=True)
         return TrainerExit.RETRY
 
@@ -292,11 +321,13 @@ class Training:
         fault.__traceback__ = None  # its frames hold the activations
         planned, peak = planned_bytes(self.state.model, self.task), peak_bytes(self.device)
         text = f"out of memory: planned {planned} bytes, peak {peak} bytes, cap {self.memory_cap_bytes} bytes"
-        if not self.update_is_torn and not self._is_current():
-            try:
+        try:
+            self._settle(wait=True)
+            if not self.update_is_torn and not self._is_current():
                 self._save()
-            except OSError as full:
-                return self._disk_refused(full)
+                self._settle(wait=True)
+        except OSError as full:
+            return self._disk_refused(full)
         self.records.log(event="failed", step=self.state.step, because=text, value=None)
         print(f"{text}\n  the last whole step is {self.saved.step if self.saved else 'none'}: {str(fault).splitlines()[:1]}", flush=True)
         return TrainerExit.MEMORY if self.saved is not None else TrainerExit.CONFIG
@@ -306,6 +337,7 @@ class Training:
         self.records.log(
             event="start", step=self.state.step, steps=self.task.steps, resumed_from=resumed, pid=os.getpid(),
             accelerator_limit_bytes=self.memory_cap_bytes if self.device.type == "cuda" else None,
+            planned_bytes=planned_bytes(self.state.model, self.task), snapshot_bytes=self.state.snapshot_bytes(),
         )
         if resumed is None:
             self.records.lineage("start", step=self.state.step)
@@ -320,20 +352,3 @@ def incumbent(scores: list[dict[str, Any]], minimum_improvement: float) -> dict[
         if best is None or better_than_incumbent(score["value"], best["value"], minimum_improvement):
             best = score
     return best
-
-
-def is_out_of_memory(fault: BaseException) -> bool:
-    """Whether an allocator said no: Python's, CUDA's, or torch's on the CPU (which has no class of its own)."""
-    return isinstance(fault, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(fault)
-
-
-def planned_bytes(model: torch.nn.Module, task: TrainTask) -> int:
-    """Weights, gradients and two moments, and three copies of the logits of a micro-batch: the least that a step needs."""
-    vocabulary = int(model.config.vocab_size)  # type: ignore[union-attr, arg-type]
-    return 16 * sum(weight.numel() for weight in model.parameters()) + 12 * task.micro_batch * task.window * vocabulary
-
-
-def peak_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_reserved(device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

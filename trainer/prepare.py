@@ -17,6 +17,7 @@ from trainer.data.zxell_sampler import ZxellSampler
 from trainer.environment import RunEnvironment
 from trainer.fingerprint import choose_device, fingerprint, limit_memory, make_strict
 from trainer.loop import Training
+from trainer.memory import check_memory
 from trainer.models.build import build_model, load_model_directory
 from trainer.models.families import CONFIG_NAME, TOKENIZER_NAMES
 from trainer.records import RunRecords
@@ -46,6 +47,7 @@ def prepare_training(
         identity=_identity(task, config, train, validation, device), validation_due=validation is not None,
         sampler=sampler if isinstance(sampler, ZxellSampler) else None,
     )
+    check_memory(state, task, device, cap_bytes=environment.memory_cap_bytes, where=environment.run_dir)
     training = Training(
         task=task, state=state, sampler=sampler, stop=stop, records=records,
         run_dir=environment.run_dir, validation=validation, memory_cap_bytes=environment.memory_cap_bytes,

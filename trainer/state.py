@@ -11,7 +11,6 @@ stands here, so there is nothing else. Nothing here knows the time, the run's pa
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,23 +18,20 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file as load_arrays
-from safetensors.numpy import save_file as save_arrays
-from safetensors.torch import save_file
 from torch import nn
 
 from policies.errors import CheckpointDamaged, ResumeMismatch
 from trainer import randomness
-from trainer.checkpoint import Content
+from trainer.checkpoint import Content, Held
 from trainer.config import OptimizerSettings
 from trainer.data.zxell_sampler import ZxellSampler
 from trainer.files import JsonFault, dumps, read_json
 from trainer.fingerprint import differences
 from trainer.models.build import WEIGHTS_NAME, check_complete, fill_weights, load_tensors, tied_names, trained_weights
+from trainer.tensors import file_pieces
 
 OPTIMIZER_NAME, RANDOM_NAME, STATE_NAME = "optimizer.safetensors", "rng.safetensors", "trainer.json"
 MOMENTS = ("exp_avg", "exp_avg_sq")
-FORMAT = {"format": "pt"}
-"""The only metadata: a second key would make the bytes of the header depend on a hash order."""
 
 
 @dataclass(kw_only=True)
@@ -56,23 +52,24 @@ class TrainingState:
     validation_due: bool = False
     sampler: ZxellSampler | None = None
     """The order of the data where it has a state of its own; our own order has none."""
+    _copies: dict[str, torch.Tensor] = field(default_factory=dict)
+    """The newest snapshot. Its memory is taken once and used again by each save, so a save costs no page faults."""
 
     def contents(self) -> dict[str, Content]:
-        """The files of a checkpoint of this moment, by name. Call them before the next step changes the tensors."""
+        """The files of a checkpoint of this moment, by name. The training may go on at once: they are made of copies, which stand
+        until the next call. So at most one save can be under way."""
         assert self.step == len(self.losses), "one loss a step"
         streams = randomness.capture()
         described = {
             "schema": 1, "task": "language_model", "step": self.step, "cursor": self.cursor, "ties": tied_names(self.model), **self.identity,
-            "losses": self.losses, "scores": self.scores, "validation_due": self.validation_due,
+            "losses": list(self.losses), "scores": list(self.scores), "validation_due": self.validation_due,
         }
         if self.sampler is not None:
             described["sampler"] = self.sampler.state_at(self.cursor)
         return {
             **self.files,
-            WEIGHTS_NAME: _writer(lambda path: save_file(self._weights(), path, metadata=FORMAT)),
-            OPTIMIZER_NAME: _writer(lambda path: save_file(self._moments(), path, metadata=FORMAT)),
-            RANDOM_NAME: _writer(lambda path: save_arrays(streams, path, metadata=FORMAT)),
-            STATE_NAME: dumps(described),
+            WEIGHTS_NAME: _held(self._copied(self._weights())), OPTIMIZER_NAME: _held(self._copied(self.moments())),
+            RANDOM_NAME: Held(lambda: file_pieces(streams)), STATE_NAME: Held(lambda: [dumps(described)]),
         }
 
     def restore(self, folder: Path) -> None:
@@ -92,15 +89,25 @@ class TrainingState:
         self._fill_moments(load_tensors(folder / OPTIMIZER_NAME), where=str(folder / OPTIMIZER_NAME))
         _restore_streams(folder / RANDOM_NAME)
 
-    def _weights(self) -> dict[str, torch.Tensor]:
-        return {name: weight.detach().cpu().contiguous() for name, weight in trained_weights(self.model).items()}
+    def snapshot_bytes(self) -> int:
+        """Host memory that the copies take: weights, moments and counters once more."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in (*self._weights().values(), *self.moments().values()))
 
-    def _moments(self) -> dict[str, torch.Tensor]:
-        moments = {}
-        for name, weight in trained_weights(self.model).items():
-            for key, value in self.optimizer.state[weight].items():
-                moments[f"{key}/{name}"] = value.detach().cpu().contiguous()
-        return moments
+    def moments(self) -> dict[str, torch.Tensor]:
+        """The living moments and counters of the optimizer, under the names they are stored by."""
+        return {
+            f"{key}/{name}": value for name, weight in trained_weights(self.model).items() for key, value in self.optimizer.state[weight].items()
+        }
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        return {name: weight.detach() for name, weight in trained_weights(self.model).items()}
+
+    def _copied(self, living: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        for name, tensor in living.items():
+            if name not in self._copies:
+                self._copies[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            self._copies[name].copy_(tensor.detach())
+        return {name: self._copies[name] for name in living}
 
     def _fill_moments(self, tensors: dict[str, torch.Tensor], *, where: str) -> None:
         weights = trained_weights(self.model)
@@ -146,15 +153,8 @@ def read_state(folder: Path) -> dict[str, Any]:
     return described
 
 
-def _writer(write: Callable[[Path], None]) -> Callable[[Path], None]:
-    """safetensors has its own error for a full disk; here every disk speaks OSError."""
-    def checked(path: Path) -> None:
-        try:
-            write(path)
-        except SafetensorError as fault:
-            raise OSError(f"{path.name}: {fault}") from fault
-
-    return checked
+def _held(copies: dict[str, torch.Tensor]) -> Held:
+    return Held(lambda: file_pieces(copies))
 
 
 def _restore_streams(path: Path) -> None:
