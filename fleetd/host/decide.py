@@ -76,12 +76,22 @@ def _alive(sight: HostSight, attempt: AttemptSight, history: History) -> tuple[A
         return _climb(sight, history, cause)
     has_begun = history.progress.phase is not Phase.LAUNCH or not sight.spec.contract
     if cause is None:
-        begun = history.state is not RunState.RUNNING and has_begun and attempt.is_executed
+        cause = _forgotten_stop(history)
+    if cause is None:
+        begun = history.state is RunState.STARTING and has_begun and attempt.is_executed
         return (Move(to=RunState.RUNNING, reason=None, detail=f"attempt {attempt.number} makes progress"),) if begun else ()
-    moving = () if history.state is RunState.STOPPING else (Move(to=RunState.STOPPING, reason=cause.reason, detail=cause.because),)
+    is_stopping = history.state in (RunState.STOPPING, RunState.STUCK)
+    moving = () if is_stopping else (Move(to=RunState.STOPPING, reason=cause.reason, detail=cause.because),)
     if cause.mode is StopMode.NOW:
         return (*moving, KillTree(reason=cause.reason, because=cause.because))
     return (*moving, Ask(reason=cause.reason, grace_seconds=patience_of(sight, history, cause), because=cause.because))
+
+
+def _forgotten_stop(history: History) -> Cause | None:
+    """A stop that was under way when the memory of it was lost: whatever called for it, the trainer has been asked, and is asked once more."""
+    if history.state is not RunState.STOPPING or history.reason is None:
+        return None
+    return Cause(history.reason, StopMode.GRACEFUL, f"a stop for {history.reason} was under way when its record was lost")
 
 
 def _climb(sight: HostSight, history: History, cause: Cause | None) -> tuple[Action, ...]:

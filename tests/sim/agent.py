@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fleetd.host.ownership import explain_os_error
-from fleetd.host.reports import NOTICES_PER_RUN_MAX, SHIM_PATIENCE_SECONDS, SWEEP_SECONDS, SWEEP_WAIT_SECONDS_MAX
+from fleetd.host.reports import NOTICES_PER_RUN_MAX, SHIM_PATIENCE_SECONDS, SWEEP_SECONDS, SWEEP_WAIT_SECONDS_MAX, look_age_seconds
 from fleetd.model import CutoffOrder, HostFacts, Owner, RunReport, RunSpec, WantOrder
 from fleetd.wire import decode, encode
 from policies.errors import ExplainedError, GenerationStale, NotFound, OwnerMismatch, RequestRefused
@@ -182,7 +182,10 @@ class VirtualAgent:
                 run.acknowledged = after[run.run_id]
             watch.told = (watch.state, watch.supervisor)
             notices = run.notices(after.get(run.run_id, 0), NOTICES_PER_RUN_MAX)
-            reports.append(RunReport(run_id=run.run_id, supervisor=watch.supervisor, observation=run.observation, notices=notices))
+            reports.append(RunReport(
+                run_id=run.run_id, supervisor=watch.supervisor, observation=run.observation, notices=notices,
+                look_age_seconds=look_age_seconds(run.observation, self.machine.boot_id, self.machine.moment()),
+            ))
         at = format_moment(self.machine.moment().now)
         self.machine.laws.measured(self.machine)
         answer({"ok": {"at": at, "available": self.machine.available_bytes(), "free": self._disk_free(), "runs": tuple(reports)}})

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from fleetd.model import Caps, DeadlineTerms, Notice, Owner, RunSpec, StallTerms, StopTerms, WantOrder
-from policies.facts import GIB, RunKind, RunState, Want
+from policies.facts import GIB, RunKind, RunState, StopMode, Want
 from tests.sim.coverage import Coverage
 from tests.sim.laws import Laws
 from tests.sim.machine import Machine
@@ -44,6 +44,10 @@ class Bench:
 
     def notices(self, kind: str) -> list[Notice]:
         return [notice for notice in self.run.notices(0, 10_000) if notice.kind == kind]
+
+    def order(self, want: Want, mode: StopMode = StopMode.GRACEFUL) -> None:
+        sequence = self.run.want.sequence + 1
+        self.run.apply_want(WantOrder(sequence=sequence, want=want, mode=mode, actor="user:test", at=self.machine.moment().now))
 
     def play(self, seconds: float) -> None:
         self.world.run(self.world.seconds + seconds)

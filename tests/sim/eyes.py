@@ -6,6 +6,7 @@ The classifier is the real one; a grip is the process object itself, as a pidfd 
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Iterable
 from typing import Any
@@ -14,6 +15,7 @@ from fleetd.clock import Moment
 from fleetd.host.history import History
 from fleetd.host.observe import SHIM_PATIENCE_SECONDS
 from fleetd.host.rundir import AttemptRecord
+from fleetd.host.sampler import PEEK_SECONDS_MIN, Sampler
 from fleetd.host.sight import AttemptSight, HostSight, MemoryLook
 from fleetd.host.tree import SignalReport
 from policies.deadlines import EffectiveTime
@@ -148,16 +150,33 @@ class VirtualWatch:
         return True if self.shim.standing is Standing.VERIFIED else None
 
 
+class VirtualSampler(Sampler):
+    """The real pace of looking at memory, over what virtual processes hold."""
+
+    def see(self, memory: MemoryLook, seconds: float) -> MemoryLook:
+        self.memory = memory
+        self._host.see(seconds, memory.host_bytes)
+        self._free.see(seconds, None if memory.available_bytes is None else -memory.available_bytes)
+        return memory
+
+    def seconds_to_line(self, processes: tuple[Process, ...]) -> float:
+        """When the tree will have crossed its next line, and a peek in between sees it."""
+        used, growth = sum(process.bytes() for process in processes), sum(process.growth for process in processes)
+        ahead = [line - used for line in (self.lines.host_soft_bytes, self.lines.host_hard_bytes) if line > used]
+        return min(ahead) / growth + PEEK_SECONDS_MIN if ahead and growth > 0 else math.inf
+
+
 class VirtualObserver:
     def __init__(self, run: VirtualRun) -> None:
         self.run = run
         self.watch: VirtualWatch | None = None
-        self.memory = MemoryLook()
+        self.sampler = VirtualSampler(run.spec.caps)
         self.lock_held_since_seconds: float | None = None
         self.faults: tuple[str, ...] = ()
 
     def begin(self, number: int, seconds: float, shim: Any) -> None:
         self.watch = VirtualWatch(self.run, number, seconds, shim)
+        self.sampler = VirtualSampler(self.run.spec.caps)
 
     def rest(self) -> None:
         """The attempt is over: nothing of it wakes the supervisor any more."""
@@ -168,20 +187,24 @@ class VirtualObserver:
     def look(self, moment: Moment, time: EffectiveTime, history: History, *, silent_since_seconds: float, is_durable: bool) -> HostSight:
         seconds = moment.boottime_seconds
         attempt = None if self.watch is None or history.is_attempt_over else self.watch.look(seconds)
-        self._measure(attempt)
+        memory = self._measure(attempt, seconds)
         is_held = (attempt is None or attempt.standing is not Standing.VERIFIED) and self.run.is_trainer_locked()
         self.lock_held_since_seconds = None if not is_held else seconds if self.lock_held_since_seconds is None else self.lock_held_since_seconds
         return HostSight(
-            time=time, boottime_seconds=seconds, spec=self.run.spec, want=self.run.want, attempt=attempt, memory=self.memory,
+            time=time, boottime_seconds=seconds, spec=self.run.spec, want=self.run.want, attempt=attempt, memory=memory,
             cutoff_at=self.run.effective_cutoff(), silent_seconds=max(0.0, seconds - silent_since_seconds), is_trainer_lock_held=is_held,
             is_durable=is_durable, lock_held_seconds=0.0 if self.lock_held_since_seconds is None else seconds - self.lock_held_since_seconds,
         )
 
-    def _measure(self, attempt: AttemptSight | None) -> None:
+    def _measure(self, attempt: AttemptSight | None, seconds: float) -> MemoryLook:
         available = self.run.machine.available_bytes()
         if self.watch is None or attempt is None or attempt.standing is not Standing.VERIFIED or self.watch.record.value is None:
-            self.memory = MemoryLook(available_bytes=available)
-            return
+            return self.sampler.see(MemoryLook(available_bytes=available), seconds)
         host = sum(process.bytes() for process in members(self.run, self.watch.record.value))
-        self.memory = MemoryLook(host_bytes=host, accelerator_bytes=None, available_bytes=available)
         self.watch.host_peak_bytes = max(host, self.watch.host_peak_bytes or 0)
+        return self.sampler.see(MemoryLook(host_bytes=host, accelerator_bytes=None, available_bytes=available), seconds)
+
+    def seconds_to_line(self) -> float:
+        """Of a living tree, when a peek between two looks will wake the supervisor."""
+        record = self.watch.record.value if self.watch is not None else None
+        return math.inf if record is None else self.sampler.seconds_to_line(members(self.run, record))

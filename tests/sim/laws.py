@@ -204,6 +204,8 @@ class Laws:
     def _has_cause(self, run: VirtualRun, reason: Reason, how: str) -> None:
         """5, 10, 11: neither a silent link, nor a stepped clock, nor a full disk is a reason to stop a trainer."""
         truth, spec = self.truths[run.run_id], run.spec
+        if run.is_damaged:
+            return  # why it was stopped may have been forgotten, not that it was
         said = f"{run.run_id} is {how}, but"
         if reason in (Reason.USER, Reason.SUPERSEDED) and run.want.want is not Want.STOP:
             self.broken("5", f"{said} nobody ordered a stop")

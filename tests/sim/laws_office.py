@@ -191,8 +191,8 @@ class FleetLaws(Laws):
         seen_at, machine = self.looks[look.run_id, look.at]
         if age_seconds is None:
             self.broken("9", f"{what} is {value} without an age")
-        # A look is dated by the host's wall clock: after a step its age is off by the step, as long as it is not renewed.
-        if not machine.was_stepped:
+        # Of an earlier boot nobody can say how long the machine was without power.
+        if look.boot_id == machine.boot_id or not machine.is_up:
             self._old_enough(what, age_seconds, seen_at)
 
     def _old_enough(self, what: str, age_seconds: float, seen_at: float) -> None:

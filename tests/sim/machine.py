@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 FIRST_PID, PIDS_MAX = 300, 60
 """So few pids that each is handed on within a minute or two."""
-BOOTTIME_AT_BOOT = 20.0
 UID = 1000
 
 
@@ -106,7 +105,7 @@ class Machine:
         return f"{self.name}-boot-{self.boots}"
 
     def boottime_seconds(self) -> float:
-        return self.world.seconds - self.booted_at + BOOTTIME_AT_BOOT
+        return self.world.seconds - self.booted_at + 1e-9
 
     def moment(self) -> Moment:
         return Moment(now=EPOCH + timedelta(seconds=self.world.seconds + self.offset_seconds), boottime_seconds=self.boottime_seconds())

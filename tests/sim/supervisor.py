@@ -17,6 +17,7 @@ from fleetd.host.history import Anchor, Ask, AskAgain, History, KillTree, Record
 from fleetd.host.notices import Spool, _essence, observation_of, signal_notices
 from fleetd.host.progress import after_record
 from fleetd.host.rundir import Heartbeat, ProgramRecord
+from fleetd.host.sampler import PEEK_SECONDS
 from fleetd.host.sight import HostSight
 from fleetd.host.supervisor import TICK_SECONDS, Supervisor, _pair
 from fleetd.model import ExitRecord
@@ -151,7 +152,11 @@ class VirtualSupervisor(Supervisor):
             process.leave(0)
             return
         pause_seconds = self._pause_seconds(sight)
-        self._next = world.after(pause_seconds * self.laziness if pause_seconds == TICK_SECONDS else pause_seconds, self._turn)
+        if pause_seconds == TICK_SECONDS:
+            pause_seconds *= self.laziness
+        if pause_seconds > PEEK_SECONDS:
+            pause_seconds = min(pause_seconds, self.observer.seconds_to_line())  # type: ignore[attr-defined]
+        self._next = world.after(pause_seconds, self._turn)
 
     def wake(self) -> None:
         """The trainer or the shim has ended: a real supervisor waits on their pidfds."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fleetd.model import StallTerms
-from policies.facts import RunState
+from policies.facts import GIB, RunState, StopMode, Want
 from tests.sim.bench import Bench
-from tests.sim.trainer import Habits
+from tests.sim.trainer import Fate, Habits
 
 
 def test_the_end_of_a_long_save_is_heard_before_the_silence_is_judged() -> None:
@@ -51,3 +51,32 @@ def test_a_trainer_that_hangs_is_still_found() -> None:
     leader.hung_until = bench.world.seconds + 1000.0
     bench.play(120)
     assert bench.notices("signal") and len(bench.run.attempts) == 2, "it is stopped and tried again"
+
+
+def test_a_stop_whose_cause_is_gone_and_whose_memory_was_lost_goes_on() -> None:
+    bench = Bench(habits=Habits(steps=100, step_seconds=3.0, validate_every=1000, save_every=1000), fate=Fate(kind="deaf"))
+    bench.play(60)
+    bench.machine.hog_bytes = 15 * GIB - GIB * 2 // 5
+    bench.play(2)
+    assert bench.state is RunState.STOPPING
+    bench.machine.hog_bytes = 0
+    bench.run.spool.entries, bench.run.spool.state = {}, {}
+    bench.run.is_damaged = True
+    bench.run.supervisor.process.leave(9)
+    bench.play(120)
+    assert bench.run.attempts[1].exit is not None and len(bench.run.attempts) == 2, "it is ended, and tried again"
+
+
+def test_an_order_to_stop_reaches_a_stuck_run_whose_memory_was_lost() -> None:
+    bench = Bench(habits=Habits(steps=100, step_seconds=3.0, validate_every=1000, save_every=1000))
+    bench.play(60)
+    leader = bench.run.attempts[1].leader
+    assert leader is not None
+    leader.unkillable_until = bench.world.seconds + 200.0
+    bench.order(Want.STOP, StopMode.NOW)
+    bench.play(60)
+    assert bench.state is RunState.STUCK
+    bench.run.spool.entries, bench.run.spool.state, bench.run.is_damaged = {}, {}, True
+    bench.run.supervisor.process.leave(9)
+    bench.play(200)
+    assert bench.state is RunState.STOPPED
