@@ -263,7 +263,9 @@ class Supervisor:
 
     def _start(self, action: StartAttempt, moment: Moment) -> None:
         try:
-            number = rundir.create_attempt(self.paths)
+            # What could not be executed has used up no attempt: the folder that was made for it still waits.
+            is_made = bool(self.start_refused) and self.history.attempt > 0 and not rundir.is_started(self.paths, self.history.attempt)
+            number = self.history.attempt if is_made else rundir.create_attempt(self.paths)
             self.history = attempt_started(self.history, number)
             self.spool.write(self.history)
             root = self.paths.root.parent.parent
@@ -286,6 +288,8 @@ class Supervisor:
     def _show(self, sight: HostSight) -> None:
         self.looks.beat(sight, self.history)
         health, faults = self.spool.journal.health, self.observer.faults
+        if self.start_refused:
+            faults = (*faults, f"nothing can be started here: {self.start_refused}")
         self.looks.observe(observation_of(sight, self.history, self.observer.watch, health=health, faults=faults))
         self.looks.trace(sight, self.history)
 

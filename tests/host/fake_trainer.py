@@ -7,6 +7,7 @@ usage: fake_trainer.py STEPS SECONDS_PER_STEP [option=value ...]
     save_seconds=S     a save takes S                        fork=N         N children that ignore SIGTERM
     hang_at=N          sleep for ever at step N              slow_exit=S    S seconds between SIGTERM and the exit
     own_cutoff=S       stops by itself S seconds before FLEETD_TRAIN_CUTOFF
+    device=MIB         use so much of the fake device (or N/A), device_step=MIB so much more with each step; device_kept=1: it is never given back
 """
 
 from __future__ import annotations
@@ -52,6 +53,19 @@ def save(step: int, seconds: float) -> None:
     say(event="save", phase="end", step=step, digest=digest, bytes=len(data), seconds=seconds)
 
 
+def use_device(options: dict[str, str], step: int) -> None:
+    """What fake_nvml.c shows of us."""
+    if "device" not in options:
+        return
+    mine = Path(os.environ["FAKE_NVML_FOLDER"]) / str(os.getpid())
+    used = options["device"] if options["device"] == "N/A" else str((int(options["device"]) + step * int(options.get("device_step", "0"))) * 2**20)
+    temporary = mine.with_name(f"new-{os.getpid()}")
+    temporary.write_text(used)
+    os.rename(temporary, mine)
+    if "device_kept" in options:
+        mine.with_name(f"{os.getpid()}.kept").touch()
+
+
 def once(name: str) -> bool:
     marker = RUN / f"marker-{name}"
     if marker.exists():
@@ -78,11 +92,13 @@ def main() -> int:
     say(event="start", step=step, steps=steps, resumed_from=resume or None, pid=os.getpid())
     cutoff = datetime.fromisoformat(os.environ["FLEETD_TRAIN_CUTOFF"].replace("Z", "+00:00")).timestamp()
     hoard = []
+    use_device(options, 0)
     save(step, 0.0)
     while step < steps:
         time.sleep(pace)
         step += 1
         say(step=step, loss=1.0 / step, seconds=pace)
+        use_device(options, step)
         if f"{step}" == options.get("crash_always") or (f"{step}" == options.get("crash_at") and once("crash")):
             return 1
         if options.get("exit_at", "").startswith(f"{step}:"):

@@ -198,6 +198,17 @@ def test_what_outlives_its_leader_is_killed_before_anything_is_concluded() -> No
     assert kinds(decide(sight(5.0, attempt=ended(tree_count=2)), left)) == [KillTree]
 
 
+def test_device_memory_that_stays_held_makes_the_run_stuck_and_its_release_concludes_it() -> None:
+    gone = replace(RUNNING, state=RunState.STOPPING, leader_gone_seconds=1000.0)
+    held = ended(10, device_left="the device still holds memory of pid 5 (3.0 GiB)")
+    assert decide(sight(29.0, attempt=held), gone) == (), "a driver may take its time"
+    stuck = decide(sight(30.0, attempt=held), gone)
+    assert moves(stuck) == [RunState.STUCK] and "pid 5 (3.0 GiB)" in str(stuck)
+    history = after(gone, stuck, 30.0)
+    assert decide(sight(31.0, attempt=held), history) == (), "stuck is said once, and nobody is signalled for it"
+    assert moves(decide(sight(40.0, attempt=replace(held, device_left="")), history)) == [RunState.HELD]
+
+
 def test_a_reboot_resumes_or_holds_as_the_plan_says() -> None:
     gone = ended(None, host_rebooted=True, tree_count=None)
     assert moves(decide(sight(attempt=gone), RUNNING)) == [RunState.BACKOFF]
