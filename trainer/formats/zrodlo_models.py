@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ OPTIMIZER_NAME, STATE_NAME = "optimizer.safetensors", "trainer.json"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 LAYOUT_WHOLE, LAYOUT_BARE = "whole", "bare"
 COUNTS = ("window", "batch", "micro_batch")
+CHUNK_BYTES = 16 * 1024 * 1024
 STEPS_MAX = 2**24
 """Steps are counted in F32 tensors, which hold whole numbers up to here."""
 
@@ -97,7 +97,7 @@ def read_zrodlo_checkpoint(folder: Path) -> ZrodloCheckpoint:
     for name, entry in moments.items():
         if entry.shape != expected[name] or entry.dtype != "F32":
             raise damaged(path, f"tensor {name!r} at offset {entry.begin} is {entry.dtype} {list(entry.shape)}, not F32 {list(expected[name])}")
-    _check_steps(path, moments, len(described["losses"]))
+    _check_values(path, moments, len(described["losses"]))
     return ZrodloCheckpoint(model=model, described=described, moments=moments)
 
 
@@ -178,17 +178,17 @@ def _files_of(model: ModelDirectory) -> dict[str, str]:
     return {name: file for file in model.files for name in read_header(model.folder / file)}
 
 
-def _check_steps(path: Path, moments: dict[str, TensorEntry], steps: int) -> None:
-    """Each weight's count of steps is the number of losses."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
-        for name, entry in moments.items():
-            if name.startswith("step/"):
-                counted = float(np.frombuffer(os.pread(descriptor, 4, entry.begin), dtype="<f4")[0])
-                if counted != steps:
-                    raise damaged(path, f"tensor {name!r} at offset {entry.begin} counts {counted} steps, {STATE_NAME} has {steps} losses")
-    finally:
-        os.close(descriptor)
+def _check_values(path: Path, moments: dict[str, TensorEntry], steps: int) -> None:
+    """Each weight's count of steps is the number of losses, and every moment is a finite number."""
+    data = np.memmap(path, dtype=np.uint8, mode="r")
+    for name, entry in moments.items():
+        for begin in range(entry.begin, entry.end, CHUNK_BYTES):
+            values = data[begin:min(begin + CHUNK_BYTES, entry.end)].view(np.ndarray).tobytes()
+            held = np.frombuffer(values, dtype="<f4")
+            if not np.isfinite(held).all():
+                raise damaged(path, f"tensor {name!r} at offset {begin + 4 * int(np.argmin(np.isfinite(held)))} holds nan or inf")
+            if name.startswith("step/") and float(held[0]) != steps:
+                raise damaged(path, f"tensor {name!r} at offset {entry.begin} counts {float(held[0])} steps, {STATE_NAME} has {steps} losses")
 
 
 def _malformed(where: str, what: str) -> CheckpointDamaged:
