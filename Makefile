@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV   := .venv
 RUN    := $(VENV)/bin/python
 KEYS   ?=
+KILLS  ?= 20
+SEED   ?= 1
 
-.PHONY: demo test check bench live clean
+.PHONY: demo test check bench chaos live clean
 
 demo: $(VENV)/ready
 	$(RUN) examples/manpages/demo.py
@@ -17,6 +19,9 @@ check: $(VENV)/ready
 	$(VENV)/bin/mypy
 	$(VENV)/bin/vermin --target=3.10- --no-tips --violations policies fleetd/*.py fleetd/host > /dev/null \
 		|| $(VENV)/bin/vermin --target=3.10- --no-tips --violations policies fleetd/*.py fleetd/host
+
+chaos: $(VENV)/ready
+	nice -n 5 $(RUN) tests/chaos/chaos.py --kills $(KILLS) --seed $(SEED)
 
 bench: $(VENV)/ready
 	$(RUN) benchmarks/run.py

@@ -18,13 +18,14 @@ import hashlib
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 ENV_FAULT = "FLEETD_FAULT"
 COIN_PREFIX = "coin-"
-ROW_MAX = 3
-"""The same point so often in a row counts as a boundary: of a copy of a hundred files the first few are enough to die at."""
+POINT_MAX = 5
+"""So often a point counts as a boundary to die at: of a hundred copied files or heartbeats the first few are enough."""
 
 
 @dataclass(kw_only=True)
@@ -48,7 +49,7 @@ class Fault:
 class Faults:
     def __init__(self, text: str, role: str) -> None:
         self.role = role
-        self.last, self.row = "", 0
+        self.seen: Counter[str] = Counter()
         self.found = [_parse(entry) for entry in text.split(",") if entry.split(":", 1)[0] == role]
 
     def before(self, point: str, error: Callable[[str], Exception] | None = None) -> None:
@@ -60,9 +61,8 @@ class Faults:
 
     def after(self, point: str) -> None:
         """Something is done, and what rests on it is not."""
-        self.row = self.row + 1 if point == self.last else 1
-        self.last = point
-        if self.row > ROW_MAX:
+        self.seen[point] += 1
+        if self.seen[point] > POINT_MAX:
             return
         for fault in self.found:
             if fault.act == "kill" and fault.is_due(point) and _pays(fault.place, f"{self.role}-{os.getpid()}-{point}"):

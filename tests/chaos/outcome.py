@@ -1,0 +1,106 @@
+"""What a campaign left: the numbers that must equal its undisturbed twin's, and everything that must not be there any more."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from zoo import animals
+
+from fleetd.host import cgroups
+
+TEMPORARY = re.compile(r"^\.tmp-|^\.trash-|\.tmp$|\.tmp-\d+$")
+LEAVE_SECONDS_MAX = 20.0
+
+
+def trainings(host_root: Path, kind: str = "train") -> dict[str, Path]:
+    """Run directories by candidate."""
+    orders = {path.parent: json.loads(path.read_text(encoding="utf-8")) for path in host_root.glob("runs/*/run.json")}
+    return {order["candidate"]: folder for folder, order in orders.items() if order["kind"] == kind}
+
+
+def losses(run: Path) -> dict[int, set[float]]:
+    """Every loss that was logged, by step: a step that was done again after a crash must have lost the same."""
+    found: dict[int, set[float]] = {}
+    for line in (run / "log.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # the torn line of a killed writer
+        if "loss" in record:
+            found.setdefault(record["step"], set()).add(record["loss"])
+    return found
+
+
+def differences(host_root: Path, twin_root: Path) -> Iterator[str]:
+    """In words, everything in which a disturbed installation's trainings differ from its twin's. Nothing is the promise."""
+    ours, twins = trainings(host_root), trainings(twin_root)
+    if set(ours) != set(twins):
+        yield f"candidates {sorted(ours)} instead of {sorted(twins)}"
+    for candidate in sorted(set(ours) & set(twins)):
+        run, twin = ours[candidate], twins[candidate]
+        if losses(run) != losses(twin):
+            yield f"{candidate}: the losses differ"
+        steps = {path.name for path in twin.glob("checkpoints/step-*")}
+        if {path.name for path in run.glob("checkpoints/step-*")} != steps:
+            yield f"{candidate}: it keeps {sorted(path.name for path in run.glob('checkpoints/*'))}, its twin {sorted(steps)}"
+        files = [f"checkpoints/{name}/manifest.json" for name in steps]
+        files += [path.relative_to(twin).as_posix() for path in twin.glob("predictions/validation/step-*")]
+        yield from (f"{candidate}: {name} differs" for name in sorted(files) if _bytes(run / name) != _bytes(twin / name))
+        yield from (f"{candidate}: {path.name} was refused" for path in run.glob("checkpoints/refused-*"))
+
+
+def verdicts(directory: Path) -> dict[str, Any]:
+    """What was chosen and how it was judged, without the ids and moments of this very campaign."""
+    frozen = json.loads((directory / "frozen.json").read_text(encoding="utf-8"))
+    result = json.loads((directory / "results" / "test.json").read_text(encoding="utf-8"))
+    ledger = [json.loads(line)["event"]["kind"] for line in (directory / "ledger.jsonl").read_text(encoding="utf-8").splitlines()]
+    return {
+        "checkpoint": frozen["checkpoint_digest"], "candidate": frozen["candidate"], "step": frozen["step"], "models": result["models"],
+        "look": result["look"], "ledger": ledger,
+    }
+
+
+def leftovers(root: Path, seconds: float = LEAVE_SECONDS_MAX) -> list[str]:
+    """What still is there of an installation whose coordinator has left, once the last process had time to go."""
+    end = time.monotonic() + seconds
+    while (living := animals(root)) and time.monotonic() < end:
+        time.sleep(0.1)
+    found = [f"process {each.pid} ({each.role} of {each.run})" for each in living]
+    found += [f"lock on {path}" for path in _held_locks(root)]
+    found += [f"cgroup {path}" for path in cgroups_of(root)]
+    found += [f"temporary {path.relative_to(root)}" for path in sorted(root.rglob("*")) if TEMPORARY.search(path.name)]
+    found += [f"socket {path}" for path in root.rglob("*.sock")]
+    return found
+
+
+def cgroups_of(root: Path) -> list[str]:
+    """Groups of any attempt of this installation, by name."""
+    folders = {os.path.dirname(folder) for folder in _places() if folder}
+    runs = [path.name for path in root.glob("host/runs/*")]
+    names = [entry.path for folder in folders for entry in os.scandir(folder) if entry.name.startswith(cgroups.PREFIX)]
+    return sorted(name for name in names if any(run in name for run in runs))
+
+
+def _places() -> list[str]:
+    v1, v2 = cgroups.hierarchies()
+    return [f"{v1.folder}/x" if v1 else "", f"{cgroups._parent_v2(v2)}/x" if v2 else ""]
+
+
+def _held_locks(root: Path) -> list[Path]:
+    """Files of the installation that /proc/locks names."""
+    with open("/proc/locks", encoding="ascii") as file:
+        inodes = {int(line.split()[-3].rpartition(":")[2]) for line in file if "->" not in line}
+    return [path for path in root.rglob("*lock*") if path.is_file() and path.stat().st_ino in inodes]
+
+
+def _bytes(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
