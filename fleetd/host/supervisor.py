@@ -109,11 +109,8 @@ class Supervisor:
 
     def _resume(self, moment: Moment) -> None:
         """Go on where the last supervisor was: the clock of this boot, and the attempt that may still run."""
-        anchor = self.history.anchor
-        if anchor is None or anchor.boot_id != boot_id():
-            pair = after_reboot(reading=_pair(moment), recorded_now=self.history.clock_seen_at if anchor is not None else None)
-            anchor = Anchor(boot_id=boot_id(), now=pair.now, boottime_seconds=pair.boottime_seconds)
-            self.history = replace(self.history, anchor=anchor, leader_gone_seconds=None)
+        if self.history.anchor is None or self.history.anchor.boot_id != boot_id():
+            self.history = replace(self.history, anchor=self._new_anchor(boot_id(), moment), leader_gone_seconds=None)
         newest = rundir.newest_attempt(self.paths)
         if newest > self.history.attempt:
             self.history = attempt_started(self.history, newest)
@@ -121,6 +118,14 @@ class Supervisor:
             self.observer.begin(self.history.attempt, moment.boottime_seconds, None)
         if self.spool.salvaged:
             self.spool.tell(moment, "alarm", text=self.spool.salvaged)
+
+    def _new_anchor(self, boot: str, moment: Moment) -> Anchor:
+        """The clock pair of this boot. It is never earlier than what the last boot recorded, nor than the orders that lie here: a clock
+        that is behind must not make a stop late."""
+        want = self.observer.want.get()
+        known = (self.history.clock_seen_at, self.spec.created_at, want.at if want is not None else None)
+        pair = after_reboot(reading=_pair(moment), recorded_now=max(each for each in known if each is not None))
+        return Anchor(boot_id=boot, now=pair.now, boottime_seconds=pair.boottime_seconds)
 
     def _effective_time(self, moment: Moment) -> EffectiveTime:
         anchor = self.history.anchor

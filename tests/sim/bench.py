@@ -19,11 +19,12 @@ from tests.sim.world import EPOCH, World
 
 
 class Bench:
-    def __init__(self, *, habits: Habits | None = None, fate: Fate | None = None, **changes: Any) -> None:
+    def __init__(self, *, habits: Habits | None = None, fate: Fate | None = None, clock_seconds: float = 0.0, **changes: Any) -> None:
         self.world = World(1)
         self.laws = Laws(self.world, Coverage())
         self.machine = Machine(self.world, "gx10", self.laws)
         self.laws.machines = [self.machine]
+        self.machine.offset_seconds = clock_seconds
         self.machine.nature = _Given(self.world, habits or Habits(), fate)
         spec = RunSpec(
             run_id="r1", campaign_id="c1", candidate="low", kind=RunKind.TRAIN, owner=Owner(coordinator_id="k1", generation=1), created_at=EPOCH,

@@ -18,6 +18,7 @@ from fleetd.host.rundir import AttemptRecord
 from fleetd.host.sampler import PEEK_SECONDS_MIN, Sampler
 from fleetd.host.sight import AttemptSight, HostSight, MemoryLook
 from fleetd.host.tree import SignalReport
+from fleetd.model import WantOrder
 from policies.deadlines import EffectiveTime
 from policies.facts import ProcessIdentity
 from policies.identity import IdentityVerdict, Standing, classify
@@ -95,6 +96,16 @@ class Record:
         return attempt.record if attempt is not None else None
 
 
+class Want:
+    """orders/want.json as last read."""
+
+    def __init__(self, run: VirtualRun) -> None:
+        self._run = run
+
+    def get(self) -> WantOrder:
+        return self._run.want
+
+
 class VirtualWatch:
     """One attempt from its folder to its exit."""
 
@@ -169,6 +180,7 @@ class VirtualSampler(Sampler):
 class VirtualObserver:
     def __init__(self, run: VirtualRun) -> None:
         self.run = run
+        self.want = Want(run)
         self.watch: VirtualWatch | None = None
         self.sampler = VirtualSampler(run.spec.caps)
         self.lock_held_since_seconds: float | None = None

@@ -73,7 +73,12 @@ class Laws:
         self.truths[run.run_id] = Truth(run)
 
     def anchored(self, run: VirtualRun, anchor: Anchor) -> None:
-        self.truths[run.run_id].offset_seconds = true_seconds(anchor.now) - self.world.seconds
+        """A supervisor counts from here on in this boot. Its clock may be wrong, but the orders before it say what time it is at least."""
+        truth = self.truths[run.run_id]
+        truth.offset_seconds = true_seconds(anchor.now) - self.world.seconds
+        known_seconds = true_seconds(max(run.spec.created_at, run.want.at)) - self.world.seconds
+        if truth.offset_seconds < known_seconds - 0.001:
+            self.broken("10", f"the deadlines of {run.run_id} are counted from {known_seconds - truth.offset_seconds:.0f} s before its orders")
 
     def supervised(self, run: VirtualRun) -> None:
         self.counts["supervisors"] += 1

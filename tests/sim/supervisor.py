@@ -13,16 +13,15 @@ from typing import Any
 from fleetd.clock import Moment
 from fleetd.host.causes import stop_moment
 from fleetd.host.exits import _LAST_WORDS, exit_record
-from fleetd.host.history import Anchor, Ask, AskAgain, History, KillTree, RecordExit, SeenCheckpoint, StartAttempt, attempt_started
+from fleetd.host.history import Ask, AskAgain, History, KillTree, RecordExit, SeenCheckpoint, StartAttempt, attempt_started
 from fleetd.host.notices import Spool, _essence, observation_of, signal_notices
 from fleetd.host.progress import after_record
 from fleetd.host.rundir import Heartbeat, ProgramRecord
 from fleetd.host.sampler import PEEK_SECONDS
 from fleetd.host.sight import HostSight
-from fleetd.host.supervisor import TICK_SECONDS, Supervisor, _pair
+from fleetd.host.supervisor import TICK_SECONDS, Supervisor
 from fleetd.model import ExitRecord
 from fleetd.wire import decode
-from policies.deadlines import after_reboot
 from policies.facts import Reason, RunState, SignalTarget
 from policies.lifecycle import SETTLED
 from tests.sim import eyes
@@ -167,10 +166,8 @@ class VirtualSupervisor(Supervisor):
     # What touches the world.
 
     def _resume(self, moment: Moment) -> None:
-        anchor, boot_id = self.history.anchor, self.machine.boot_id
-        if anchor is None or anchor.boot_id != boot_id:
-            pair = after_reboot(reading=_pair(moment), recorded_now=self.history.clock_seen_at if anchor is not None else None)
-            anchor = Anchor(boot_id=boot_id, now=pair.now, boottime_seconds=pair.boottime_seconds)
+        if self.history.anchor is None or self.history.anchor.boot_id != self.machine.boot_id:
+            anchor = self._new_anchor(self.machine.boot_id, moment)
             self.history = replace(self.history, anchor=anchor, leader_gone_seconds=None)
             self.machine.laws.anchored(self.run_dir, anchor)
         if self.run_dir.newest_attempt > self.history.attempt:

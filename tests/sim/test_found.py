@@ -80,3 +80,10 @@ def test_an_order_to_stop_reaches_a_stuck_run_whose_memory_was_lost() -> None:
     bench.run.supervisor.process.leave(9)
     bench.play(200)
     assert bench.state is RunState.STOPPED
+
+
+def test_a_host_whose_clock_is_behind_does_not_stop_its_run_late() -> None:
+    bench = Bench(habits=Habits(steps=2000, step_seconds=3.0, validate_every=10_000, save_every=50), clock_seconds=-3600.0)
+    bench.play(3700)
+    assert bench.state is RunState.FINISHED and bench.run.attempts[1].leader is not None
+    assert bench.run.attempts[1].exit is not None and bench.run.attempts[1].exit.exit_code == 10
