@@ -52,6 +52,8 @@ class CampaignStage(Word):
     SELECTING = "selecting"
     FROZEN = "frozen"
     EVALUATED = "evaluated"
+    FINISHED = "finished"
+    """Every run is over and there was nothing to choose: a campaign of plain commands."""
     STOPPED = "stopped"
     FAILED = "failed"
 

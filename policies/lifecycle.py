@@ -38,11 +38,12 @@ STOPPED -> FINISHED: the deadline passed while it rested."""
 CAMPAIGN_TRANSITIONS: dict[C, frozenset[C]] = {
     C.PREFLIGHT: frozenset({C.STAGING, C.STOPPED, C.FAILED}),
     C.STAGING: frozenset({C.TRAINING, C.STOPPED, C.FAILED}),
-    C.TRAINING: frozenset({C.SELECTING, C.STOPPED, C.FAILED}),
+    C.TRAINING: frozenset({C.SELECTING, C.FINISHED, C.STOPPED, C.FAILED}),
     C.SELECTING: frozenset({C.FROZEN, C.STOPPED, C.FAILED}),
     C.FROZEN: frozenset({C.EVALUATED, C.FAILED}),
     C.EVALUATED: frozenset(),
-    C.STOPPED: frozenset({C.TRAINING, C.SELECTING, C.FAILED}),
+    C.FINISHED: frozenset(),
+    C.STOPPED: frozenset({C.TRAINING, C.SELECTING, C.FINISHED, C.FAILED}),
     C.FAILED: frozenset(),
 }
 """STOPPED -> SELECTING: the deadline passed while it rested; what was saved is still judged."""

@@ -1,7 +1,7 @@
 """How a campaign goes from stage to stage, and which jobs its state calls for.
 
     preflight → staging → training → selecting → frozen → evaluated
-                              ↑ ↓        and, from most of them, failed
+                              ↑ ↓  ↘ finished (commands alone)      and, from most of them, failed
                             stopped
 Everything is concluded from the Fleet and the moment: a restarted coordinator asks for exactly what is still missing.
 """
@@ -120,6 +120,9 @@ def _settle(pen: Pen, campaign_id: str) -> None:
         fail_campaign(pen, campaign_id, "every candidate failed: " + "; ".join(f"{run.candidate}: {run.detail or run.reason}" for run in runs))
     elif not any(run.host for run in runs):
         fail_campaign(pen, campaign_id, "the cutoff passed before any training could start")
+    elif all(candidate.task is None for candidate in campaign.plan.candidates):
+        over = f"{len(runs) - len(unsettled)} of {len(runs)} commands are over; a plain command leaves nothing to choose from"
+        pen.move_campaign(campaign_id, CampaignStage.FINISHED, over)
     elif pen.may_stage(campaign_id, CampaignStage.SELECTING):
         left_out = f"; not waited for: {', '.join(f'{run.candidate} ({run.state})' for run in unsettled)}" if unsettled else ""
         pen.move_campaign(campaign_id, CampaignStage.SELECTING, f"{len(runs) - len(unsettled)} of {len(runs)} trainings are over{left_out}")
@@ -186,7 +189,7 @@ def _report(pen: Pen, campaign_id: str) -> None:
     if campaign.reported or not campaign.plan.after_freeze.report:
         return
     judged = all(split.value in campaign.results for split in splits_wanted(campaign))
-    is_ready = (campaign.stage in AFTER_FREEZE and judged) or campaign.stage is CampaignStage.FAILED
+    is_ready = (campaign.stage in AFTER_FREEZE and judged) or campaign.stage in (CampaignStage.FAILED, CampaignStage.FINISHED)
     if is_ready:
         pen.start(Job(key=f"report:{campaign_id}", kind="report", campaign_id=campaign_id))
 

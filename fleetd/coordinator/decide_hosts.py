@@ -13,6 +13,7 @@ from fleetd.campaign import HostPlan
 from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import OrderDone, Poll
 from fleetd.coordinator.specs import wish
+from fleetd.coordinator.targets import OVER
 from fleetd.fleet import Fleet, Run
 from fleetd.model import Notice, RunReport
 from policies.facts import CampaignStage, Reason, RunState, Want
@@ -43,7 +44,7 @@ def needed_hosts(fleet: Fleet) -> dict[str, HostPlan]:
     needed: dict[str, HostPlan] = {}
     for campaign in fleet.campaigns.values():
         live = {fleet.runs[run_id].host for run_id in campaign.runs if fleet.runs[run_id].state not in SETTLED}
-        going = campaign.stage not in (CampaignStage.FAILED, CampaignStage.EVALUATED)
+        going = campaign.stage not in OVER
         needed.update({host.name: host for host in campaign.plan.hosts if going or host.name in live})
     return needed
 
@@ -58,7 +59,7 @@ def acknowledgements(fleet: Fleet) -> dict[str, dict[str, int]]:
     """By host, the last notice of each run that history holds: what the next poll acknowledges."""
     after: dict[str, dict[str, int]] = {}
     for campaign in fleet.campaigns.values():
-        going = campaign.stage not in (CampaignStage.FAILED, CampaignStage.EVALUATED)
+        going = campaign.stage not in OVER
         for run in (fleet.runs[run_id] for run_id in campaign.runs):
             if run.host is not None and (going or run.state not in SETTLED):
                 after.setdefault(run.host, {})[run.run_id] = run.notices_seen

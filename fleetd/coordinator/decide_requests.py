@@ -84,7 +84,7 @@ def _check_resumable(pen: Pen, run: Run) -> None:
         what = "its selection is frozen: a longer training could not take part any more"
         raise FreezeRefused(f"{run.candidate} can't be resumed", where=f"campaign {campaign.campaign_id}", what=what, fix="launch a new campaign")
     limit = campaign.final_at if run.kind is RunKind.EVALUATE else campaign.cutoff_at
-    if pen.now >= limit or campaign.stage in (CampaignStage.SELECTING, CampaignStage.FAILED):
+    if pen.now >= limit or campaign.stage in (CampaignStage.SELECTING, CampaignStage.FAILED, CampaignStage.FINISHED):
         what = f"its deadline {format_moment(limit)} has passed" if pen.now >= limit else f"the campaign is {campaign.stage}"
         fix = "launch a new campaign; a resume never moves a deadline"
         raise RequestRefused(f"{run.candidate} can't be resumed", where=f"campaign {campaign.campaign_id}", what=what, fix=fix)

@@ -8,7 +8,7 @@ from policies.facts import CampaignStage
 
 NAMES_LISTED_MAX = 5
 
-OVER = frozenset({CampaignStage.FAILED, CampaignStage.EVALUATED})
+OVER = frozenset({CampaignStage.FAILED, CampaignStage.EVALUATED, CampaignStage.FINISHED})
 AFTER_FREEZE = frozenset({CampaignStage.FROZEN, CampaignStage.EVALUATED})
 
 

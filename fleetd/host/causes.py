@@ -104,7 +104,9 @@ def grace_of(sight: HostSight, history: History) -> float:
 
 
 def stop_moment(sight: HostSight, history: History) -> datetime | None:
-    """The last safe moment to ask: a whole ladder before the hard deadline."""
+    """The last safe moment to ask: a whole ladder before the hard deadline. An evaluation has nothing to save: it may use every second."""
+    if sight.spec.kind is RunKind.EVALUATE:
+        return sight.cutoff_at
     return None if sight.cutoff_at is None else deadlines.stop_at(sight.cutoff_at, seconds_until_empty(grace_of(sight, history)))
 
 

@@ -72,7 +72,7 @@ def resume(
 def evaluate(
     campaign: Annotated[str, typer.Argument(metavar="CAMPAIGN")],
     split: Annotated[str, typer.Option(help="The reserved split to open: calibration, test or holdout.")],
-    because: Annotated[str, typer.Option(metavar="TEXT", help="Why; a second opening of a split needs a reason, and the ledger keeps it.")] = "",
+    because: Annotated[str, typer.Option(metavar="TEXT", help="Why, for the ledger. A split is opened and judged once.")] = "",
     as_json: AsJson = False,
 ) -> int:
     """Judge the frozen selection on a split. Opens a reserved split, once; refused with exit 9 before the freeze."""

@@ -21,7 +21,7 @@ Document = dict[str, Any]
 SETTLED_STATES = frozenset({"stopped", "finished", "failed"})
 WAITING_STATES = frozenset({"queued", "staging"})
 ATTENTION_STATES = frozenset({"held", "stuck", "failed"})
-SETTLED_STAGES = frozenset({"evaluated", "stopped", "failed"})
+SETTLED_STAGES = frozenset({"evaluated", "finished", "stopped", "failed"})
 MATCHES_SHOWN_MAX = 5
 
 

@@ -120,7 +120,7 @@ def memory_curves(runs: Sequence[dict[str, Any]], launched_at: datetime | None) 
         seen = [at for _, run in drawn for at in _moments(run)]
         clock = time_axis(start, max(seen))
         span = clock.place(max(seen))
-        for place, axes in enumerate(panels):
+        for place, axes in enumerate(panels if isinstance(panels, list) else [panels]):
             if place < len(drawn):
                 index, run = drawn[place]
                 _memory_panel(axes, run, clock, style_of(index))

@@ -21,7 +21,7 @@ from policies.token_nll import perplexity
 
 MODELS = ("selected", "base", "unigram")
 HOST_FACTS = ("hostname", "kernel", "python", "architecture", "cpu_count", "memory_total_bytes", "accelerators")
-OVER_STAGES = frozenset({"evaluated", "failed"})
+OVER_STAGES = frozenset({"evaluated", "finished", "failed"})
 
 
 def report_document(paths: CampaignPaths, document: Document) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def next_lines(document: Document, campaign: Document) -> list[Line]:
     commands = [f"fleetd status {name}"]
     if stage == "stopped":
         commands.insert(0, f"fleetd resume {name}")
-    if stage in {"evaluated", "frozen"}:
+    if stage in {"evaluated", "frozen", "finished"}:
         commands.insert(0, f"fleetd report {name} --open")
     commands += [f"fleetd logs {words.one_line(run.get('candidate', run['run_id']))}" for run in failed[:2]]
     return [line(quiet("next    " if index == 0 else "        "), command) for index, command in enumerate(commands)]
@@ -103,7 +103,7 @@ def families_of(result: Document) -> dict[str, dict[str, float]]:
 
 def _verdict(document: Document, campaign: Document) -> Line:
     stage = str(campaign.get("stage") or words.UNKNOWN)
-    tone = Tone.GOOD if stage in {"evaluated", "frozen"} else Tone.BAD if stage == "failed" else Tone.WARN
+    tone = Tone.GOOD if stage in {"evaluated", "frozen", "finished"} else Tone.BAD if stage == "failed" else Tone.WARN
     parts = [Span(f"{words.one_line(campaign.get('name') or words.UNKNOWN)} is {stage}", tone)]
     selection = campaign.get("selection") or {}
     if selection.get("checkpoint_digest"):

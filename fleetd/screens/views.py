@@ -104,7 +104,7 @@ def campaign_header(document: Document, campaign: Document, *, width: int) -> li
 
 def _stage_span(campaign: Document) -> Span:
     stage = str(campaign.get("stage") or words.UNKNOWN)
-    return Span(stage, Tone.BAD if stage == "failed" else Tone.GOOD if stage == "evaluated" else Tone.STRONG)
+    return Span(stage, Tone.BAD if stage == "failed" else Tone.GOOD if stage in {"evaluated", "finished"} else Tone.STRONG)
 
 
 def _older_line(document: Document, campaign: Document) -> Line:
