@@ -10,6 +10,7 @@ import hashlib
 from dataclasses import dataclass
 
 MANIFEST_NAME = "manifest.json"
+PATH_CHARACTERS_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +44,13 @@ def manifest_entries(body: dict[str, object]) -> tuple[FileEntry, ...]:
     files = body.get("files")
     if body.get("schema") != 1 or not isinstance(files, dict):
         raise ValueError("not a manifest of schema 1")
+    for path, item in files.items():
+        if not isinstance(item, dict) or type(item.get("bytes")) is not int or item["bytes"] < 0 or not isinstance(item.get("sha256"), str):
+            raise ValueError(f"malformed manifest: {str(path)[:80]!r} needs bytes and sha256")
+        if not str(path).isprintable() or len(str(path)) > PATH_CHARACTERS_MAX:
+            raise ValueError(f"malformed manifest: {str(path)[:80]!r} is no path of a file")
     try:
-        entries = tuple(FileEntry(path=str(path), bytes=int(item["bytes"]), sha256=str(item["sha256"])) for path, item in files.items())
+        entries = tuple(FileEntry(path=str(path), bytes=item["bytes"], sha256=item["sha256"]) for path, item in files.items())
         digest = directory_digest(entries)
     except (AssertionError, KeyError, TypeError) as fault:
         raise ValueError(f"malformed manifest: {fault}") from fault

@@ -60,12 +60,18 @@ def dumps_line(value: Any) -> bytes:
 
 def read_json(path: Path) -> Any:
     """The value of a JSON file. OSError when it can't be read, JsonFault when it is damaged or a link."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    return loads(read_bounded(path, JSON_BYTES_MAX))
+
+
+def read_bounded(path: Path, bytes_max: int) -> bytes:
+    """The bytes of a file. OSError when it can't be read or is a link, JsonFault when it is over the limit."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a named pipe must not make us wait for its writer
     with os.fdopen(descriptor, "rb") as file:
-        data = file.read(JSON_BYTES_MAX + 1)
-    if len(data) > JSON_BYTES_MAX:
-        raise JsonFault(f"over the limit of {JSON_BYTES_MAX} bytes")
-    return loads(data)
+        # As much as there is, not as much as there may be: the reader reserves memory for what it is asked.
+        data = file.read(min(os.fstat(descriptor).st_size, bytes_max) + 1)
+    if len(data) > bytes_max:
+        raise JsonFault(f"over the limit of {bytes_max} bytes")
+    return data
 
 
 def write_synced(path: Path, *pieces: Buffer) -> None:

@@ -9,13 +9,13 @@ A pair that verifies is complete; whatever else lies there is written again.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from policies.token_nll import CRITERION, ScoredRow, token_nll
-from trainer.files import JsonFault, dumps, dumps_line, read_json, replace_whole
+from policies.errors import DataDamaged
+from policies.token_nll import CRITERION, RowsInvalid, ScoredRow, parse_row, token_nll
+from trainer.files import JsonFault, dumps, dumps_line, loads, read_bounded, read_json, replace_whole
 
 ROWS_BYTES_MAX = 1024 * 1024 * 1024
 
@@ -38,7 +38,7 @@ def complete_predictions(folder: Path, name: str, **expected: Any) -> dict[str, 
     """The meta of predictions that are complete and have the `expected` fields, else None."""
     try:
         meta = read_json(folder / f"{name}.meta.json")
-        data = (folder / f"{name}.jsonl").read_bytes()
+        data = read_bounded(folder / f"{name}.jsonl", ROWS_BYTES_MAX)
     except (OSError, JsonFault):
         return None
     if not isinstance(meta, dict) or any(meta.get(key, "absent") != value for key, value in expected.items()):
@@ -48,7 +48,26 @@ def complete_predictions(folder: Path, name: str, **expected: Any) -> dict[str, 
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """The rows of a prediction file, each with the fields of a row. DataDamaged names the line."""
+    rows = []
+    try:
+        data = read_bounded(path, ROWS_BYTES_MAX)
+    except (OSError, JsonFault) as fault:
+        raise _damaged(str(path), str(fault)) from fault
+    if not data.endswith(b"\n"):
+        raise _damaged(str(path), f"it is empty, or cut in its last line, at offset {len(data)}")
+    for number, line in enumerate(data[:-1].split(b"\n"), start=1):
+        try:
+            row = loads(line)
+            parse_row(row, f"line {number}")
+        except (JsonFault, RowsInvalid) as fault:
+            raise _damaged(f"{path}:{number}", str(fault)) from fault
+        rows.append(row)
+    return rows
+
+
+def _damaged(where: str, what: str) -> DataDamaged:
+    return DataDamaged("the predictions can't be used", where=where, what=what, fix="delete the pair of files: the trainer scores it again")
 
 
 def _as_json(row: ScoredRow) -> dict[str, Any]:

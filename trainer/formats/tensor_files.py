@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,9 +45,12 @@ class TensorEntry:
 def read_header(path: Path) -> dict[str, TensorEntry]:
     """The tensors that a safetensors file holds, by name. CheckpointDamaged unless header and size say the same."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
-            size = os.fstat(descriptor).st_size
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise damaged(path, "it is no regular file")
+            size = status.st_size
             start = file.read(LENGTH_BYTES)
             length = _header_length(path, start + file.read(len(LFS_POINTER)), size)
             file.seek(LENGTH_BYTES)
