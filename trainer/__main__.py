@@ -41,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = asked.act(asked)
     except ExplainedError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
+        _tell(asked, error)
         status = exit_status(error)
     finally:
         STOP.ignore()  # a late signal must not turn a good exit status into a death
@@ -51,6 +52,13 @@ def exit_status(error: ExplainedError) -> TrainerExit:
     if isinstance(error, LossNotFinite):
         return TrainerExit.NOT_FINITE
     return TrainerExit.GATE_FAILED if isinstance(error, GateFailed) else TrainerExit.CONFIG
+
+
+def _tell(asked: argparse.Namespace, error: ExplainedError) -> None:
+    """Leave a refusal in the log as well, where the supervisor finds it: an exit status alone tells nobody what to do."""
+    run_dir = getattr(asked, "run_dir", None) or (os.environ.get("FLEETD_RUN_DIR") if hasattr(asked, "run_dir") else None)
+    if run_dir and Path(run_dir).is_dir() and exit_status(error) is TrainerExit.CONFIG:
+        RunRecords(Path(run_dir)).log(event="failed", step=None, because=f"{error.title}: {error.what} ({error.where}); {error.fix}", value=None)
 
 
 def run_train(asked: argparse.Namespace) -> TrainerExit:

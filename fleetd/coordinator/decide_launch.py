@@ -11,9 +11,10 @@ from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import HostSight, Request
 from fleetd.coordinator.specs import EVALUATE_PREFIX
 from fleetd.coordinator.targets import is_over
+from fleetd.fleet import Campaign
 from fleetd.wire import WireError, decode, encode
 from policies.deadlines import cutoff_at, reserve_seconds
-from policies.errors import HostUnreachable, RequestRefused, from_json
+from policies.errors import ExplainedError, HostUnreachable, RequestRefused, from_json
 from policies.facts import CampaignStage, format_moment, stamp
 from policies.memory import admit
 
@@ -61,6 +62,7 @@ def launch(pen: Pen, request: Request) -> None:
 def _answer(pen: Pen, request: Request) -> None:
     campaign = pen.campaign(request.body["campaign_id"])
     if campaign.stage is CampaignStage.PREFLIGHT:
+        _check_held_up(pen, campaign)
         pen.keep(request)
         return
     errors = [done.error for done in pen.sight.jobs_done if done.job.campaign_id == campaign.campaign_id and done.error]
@@ -70,6 +72,16 @@ def _answer(pen: Pen, request: Request) -> None:
         where, fix = f"campaign {campaign.campaign_id}", "mend that and launch again"
         raise RequestRefused("the launch failed", where=where, what=campaign.detail, fix=fix)
     pen.answer(request, {"campaign_id": campaign.campaign_id, "runs": list(campaign.runs)})
+
+
+def _check_held_up(pen: Pen, campaign: Campaign) -> None:
+    """Tell the caller after a while what a launch waits for: a full disk may stay full for hours, and nobody waits that long in silence."""
+    trouble = pen.sight.job_troubles.get(f"preflight:{campaign.campaign_id}")
+    if trouble is not None and (pen.now - campaign.launched_at).total_seconds() > LAUNCH_WAIT_SECONDS:
+        raise ExplainedError(
+            "the launch is held up", where=f"campaign {campaign.campaign_id}, {trouble.error['where']}", what=trouble.error["what"],
+            fix=f"mend that, and it goes on by itself (fleetd wait {campaign.campaign_id}); to give it up: fleetd stop {campaign.campaign_id}",
+        )
 
 
 def _check_plan(pen: Pen, plan: Plan, final_at: datetime, cutoff: datetime) -> None:

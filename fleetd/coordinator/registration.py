@@ -12,7 +12,7 @@ from typing import Any
 
 from fleetd.campaign import Plan
 from fleetd.coordinator.ledger import Act, read_ledger
-from fleetd.coordinator.shards import RegisteredRow, registered_rows
+from fleetd.coordinator.shards import RegisteredRow, check_vocabulary, registered_rows
 from fleetd.coordinator.staging import CollectedRole, check_disjoint, collect_role
 from fleetd.coordinator.vault import register_reserved
 from fleetd.files import write_record
@@ -43,6 +43,10 @@ def register_campaign(paths: CampaignPaths, plan: Plan, act: Act) -> dict[str, s
     DataDamaged or RequestRefused name what stops the launch. Run again, it comes to the same or refuses."""
     collected = tuple(collect_role(plan.directory, role) for role in plan.data)
     check_disjoint(collected)
+    vocabularies = _vocabularies(plan)
+    for role in collected:
+        if role.shards is not None:
+            check_vocabulary(role.source, role.shards, vocabularies)
     digests = {role.role.split.value: role.digest for role in collected}
     recorded = dict(digests)
     for role in collected:
@@ -52,6 +56,16 @@ def register_campaign(paths: CampaignPaths, plan: Plan, act: Act) -> dict[str, s
             recorded["registered_validation"] = validation.sha256
     register_reserved(paths, tuple(role for role in collected if role.role.split in RESERVED_SPLITS), recorded, act)
     return digests
+
+
+def _vocabularies(plan: Plan) -> dict[str, int]:
+    """How many token ids the model of each candidate knows, as far as its settings say so."""
+    found: dict[str, int] = {}
+    for candidate in plan.candidates:
+        size = (((candidate.task or {}).get("model") or {}).get("config") or {}).get("vocab_size")
+        if isinstance(size, int):
+            found[candidate.name] = size
+    return found
 
 
 def register_rows(role: CollectedRole) -> RegisteredSet:

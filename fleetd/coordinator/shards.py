@@ -22,6 +22,7 @@ from policies.manifest import FileEntry
 INDEX_NAME = "shards_index.json"
 INDEX_BYTES_MAX = 64 * 1024 * 1024
 TOKEN_BYTES = 2
+TOKEN_VALUES = 2**16
 END_OF_SEQUENCE = 2
 LANGUAGES = ("en", "de", "fr", "ja")
 SIDE_FIELDS = ("name", "split", "tokens", "docs", "sha256")
@@ -96,6 +97,23 @@ def check_shards(folder: Path, shards: ShardSet, entries: tuple[FileEntry, ...])
         langs = by_path.get(f"{shard.stem}.langs.u8")
         if langs is not None and langs.bytes != shard.docs:
             raise _damaged(folder / langs.path, f"{langs.bytes} bytes for {shard.docs} documents, one byte each is needed")
+
+
+def check_vocabulary(folder: Path, shards: ShardSet, vocabularies: Mapping[str, int]) -> None:
+    """RequestRefused unless every token id is known to every model; `vocabularies` are the vocab_size of each candidate by its name."""
+    known = min(vocabularies.values(), default=TOKEN_VALUES)
+    if known >= TOKEN_VALUES:
+        return
+    for shard in shards.shards:
+        tokens = np.fromfile(folder / shard.name, dtype="<u2")
+        if len(tokens) and int(tokens.max()) >= known:
+            largest, offset = int(tokens.max()), int(np.argmax(tokens >= known)) * TOKEN_BYTES
+            small = ", ".join(sorted(name for name, size in vocabularies.items() if size <= largest))
+            raise RequestRefused(
+                "the data has tokens that the model does not know", where=str(folder / shard.name),
+                what=f"token {int(tokens[offset // TOKEN_BYTES])} at offset {offset} is beyond the vocabulary of {known} ({small})",
+                fix=f"set vocab_size in the model's config to that of the data's tokenizer (more than {largest}), then launch again",
+            )
 
 
 def registered_rows(folder: Path, shards: ShardSet, tokens_per_document_max: int | None) -> tuple[RegisteredRow, ...]:

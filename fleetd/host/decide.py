@@ -11,6 +11,8 @@ Every Move is a step of policies.lifecycle. Only a verified leader is asked; a t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fleetd.host.causes import Cause, by_order, memory_verdict, patience_of, stop_cause, stop_moment, too_late
 from fleetd.host.history import Action, Alarm, Ask, AskAgain, ClearAlarm, EndAttempt, Finish, History, KillTree, Move, RecordExit, StartAttempt
 from fleetd.host.sight import AttemptSight, HostSight
@@ -33,6 +35,8 @@ LOCK_PATIENCE_SECONDS = 10.0
 """A shim lets go of the trainer's lock a moment after it recorded the exit."""
 IDENTITY_PATIENCE_SECONDS = 10.0
 """A process between fork, exec and its record can't be verified for a moment."""
+LAST_WORDS_MAX = 600
+"""Characters of a trainer's own explanation that go into the reason of its run."""
 
 _WAITING = (RunState.STAGING, RunState.BACKOFF, RunState.HELD, RunState.STOPPED)
 
@@ -156,6 +160,9 @@ def _conclude(sight: HostSight, attempt: AttemptSight, history: History, record:
         forced=(history.stop is not None and history.stop.forced) or "killed_at" in record.evidence,
     )
     outcome = _never_ran(record) or retries.outcome_of_exit(facts, contract=sight.spec.contract, asked=_asked(sight, history, record))
+    if outcome.state is RunState.FAILED and sight.spec.contract and history.progress.last_event == "failed":
+        # What the trainer itself said is worth more to a person than the meaning of an exit status.
+        outcome = replace(outcome, detail=f"{outcome.detail}: {history.progress.last_because[:LAST_WORDS_MAX]}")
     ending = EndAttempt(reason=outcome.reason, detail=outcome.detail)
     if outcome.state is RunState.BACKOFF:
         return (ending, _try_again(sight, attempt, history, outcome))

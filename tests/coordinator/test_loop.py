@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from virtual_fleet import VirtualHost, candidate, plan
 
 from fleetd import clock
+from fleetd.coordinator import decide_launch
 from fleetd.coordinator.couriers import Courier, LocalCourier
 from fleetd.coordinator.loop import Loop, replay_journal
 from fleetd.coordinator.sight import Job, Order
@@ -206,6 +208,18 @@ def test_a_host_keeps_its_notices_until_they_are_on_the_disk(office: Office) -> 
     assert all(sequence <= durable.runs[run_id].notices_seen for run_id, sequence in office.session.acknowledged.items())
     office.disk(writable=True)
     office.until(lambda: office.session.acknowledged.get(next(iter(office.fleet.runs)), 0) >= 6)
+
+
+def test_a_launch_that_a_full_disk_holds_up_is_answered_with_what_it_waits_for(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decide_launch, "LAUNCH_WAIT_SECONDS", 0.2)
+    office.broken["preflight"] = OSError(errno.ENOSPC, "No space left on device", "/state/plan.yaml")
+    reply = office.loop.inbox.ask("launch", {"plan": encode(plan(candidate("low"))), "actor": "user:test"}, 20.0)
+    assert reply.error is not None and "No space left" in reply.error["what"]
+    (campaign_id,) = office.fleet.campaigns
+    assert "/state/plan.yaml" in reply.error["where"] and f"fleetd stop {campaign_id}" in reply.error["fix"]
+
+    del office.broken["preflight"]
+    office.until(lambda: office.stage() not in (None, CampaignStage.PREFLIGHT))
 
 
 def test_a_stop_reaches_its_host_although_the_disk_is_full(office: Office) -> None:

@@ -7,16 +7,20 @@ import json
 import os
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
-from campaign_kit import SmallCampaign, flip_byte, make_plan, write_shards
+from campaign_kit import NOW, SmallCampaign, flip_byte, make_plan, write_shards
 
-from fleetd.campaign import DataRole
+from fleetd.campaign import CandidatePlan, DataRole
 from fleetd.coordinator.couriers import LocalCourier, TreeKind
-from fleetd.coordinator.registration import read_registered_validation, register_rows
+from fleetd.coordinator.ledger import Act
+from fleetd.coordinator.registration import read_registered_validation, register_campaign, register_rows
 from fleetd.coordinator.staging import check_disjoint, collect_role, stage_data, stage_role
 from fleetd.coordinator.trees import tree_fault
+from fleetd.paths import CampaignPaths
 from policies.errors import DataDamaged, RequestRefused
 from policies.facts import Split
 
@@ -297,3 +301,25 @@ def test_a_plan_without_token_shards_registers_no_rows(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, roles=(DataRole(split=Split.TRAIN, path="data"),))
     assert set(register_campaign(paths, plan, ACT)) == {"train"}
     assert read_registered_validation(paths) is None
+
+
+def test_a_model_that_does_not_know_a_token_of_the_data_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    shards = tmp_path / "data"
+    write_shards(shards, {"train": 8, "val": 12, "test": 6, "hold": 5}, shards=2)
+    plan = make_plan(tmp_path)
+    largest = max(int(np.fromfile(path, dtype="<u2").max()) for path in shards.glob("train_*.bin"))
+    enough = CandidatePlan(name="wide", host="any", memory_host_bytes=1, memory_accelerator_bytes=1, task=_task(largest + 1))
+    small = replace(enough, name="narrow", task=_task(largest))
+    act = Act(actor="user:tester", at=NOW, code_digest="c0de")
+
+    with pytest.raises(RequestRefused) as caught:
+        register_campaign(CampaignPaths(tmp_path / "refused"), replace(plan, candidates=(enough, small)), act)
+    assert f"token {largest} at offset" in caught.value.what and "(narrow)" in caught.value.what and "vocab_size" in caught.value.fix
+    assert Path(caught.value.where).parent == shards
+    assert not (tmp_path / "refused").exists()
+    tokens = np.fromfile(caught.value.where, dtype="<u2")
+    assert tokens[int(caught.value.what.split("offset ")[1].split()[0]) // 2] == largest
+
+
+def _task(vocabulary: int) -> dict[str, object]:
+    return {"model": {"config": {"vocab_size": vocabulary}}}

@@ -233,6 +233,16 @@ def test_a_trainer_that_could_not_be_executed_is_not_tried_again() -> None:
     assert isinstance(last, Move) and (last.to, last.reason) == (RunState.FAILED, Reason.CONFIG) and "no such file" in last.detail
 
 
+def test_a_trainer_that_refuses_is_quoted_in_the_reason_of_its_run() -> None:
+    record = {"event": "failed", "step": None, "because": "token 5950 is unknown"}
+    said = replace(RUNNING, progress=after_record(RUNNING.progress, record, read_at=START))
+    last = decide(sight(attempt=ended(30)), said)[-1]
+    assert isinstance(last, Move) and (last.to, last.reason) == (RunState.FAILED, Reason.CONFIG)
+    assert last.detail == "exit 30: never try again: token 5950 is unknown"
+    silent = decide(sight(attempt=ended(30)), RUNNING)[-1]
+    assert isinstance(silent, Move) and silent.detail == "exit 30: never try again"
+
+
 def test_the_memory_of_a_supervisor_crosses_the_journal_unchanged() -> None:
     history = after(RUNNING, decide(sight(attempt=alive(), want=wish(2, Want.STOP)), RUNNING), 10.0)
     assert decode(History, loads(dumps(encode(history)))) == history

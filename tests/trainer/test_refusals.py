@@ -281,3 +281,12 @@ def test_a_model_directory_with_other_weights_is_refused_by_tensor(tmp_path: Pat
     assert "shape" in refusal.value.what and "mlp" in refusal.value.what
     (model / "config.json").write_text(json.dumps(GPT2))
     assert train_here(run_dir, StopAfter(1)) == TrainerExit.STOPPED
+
+
+def test_a_refusal_stands_in_the_log_where_the_supervisor_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "task.json").write_text('{"schema": 1, "task": "language_modle"}')
+    monkeypatch.setenv("FLEETD_RUN_DIR", str(tmp_path))
+    assert main(["train"]) == TrainerExit.CONFIG
+    (record,) = log_of(tmp_path)
+    assert (record["event"], record["step"]) == ("failed", None)
+    assert "language_modle" in record["because"] and str(tmp_path / "task.json") in record["because"]
