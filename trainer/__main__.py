@@ -1,4 +1,4 @@
-"""The command `python -m trainer` (also `fleetd-trainer`): train, evaluate, shards verify, shards inspect.
+"""The command `python -m trainer` (also `fleetd-trainer`): train, evaluate, and looks at shards, corpora and models.
 
 Torch takes seconds to import, so first comes all that can refuse or stop without it: signal handlers, environment, settings,
 data. A SIGTERM in those seconds is a wish like any other: it never kills us, and finds a checkpoint or makes one.
@@ -26,9 +26,12 @@ from trainer.checkpoint import CHECKPOINTS
 from trainer.config import TASK_EVALUATE, TASK_NAME, TASK_TRAIN, EvaluateTask, TrainTask, read_task
 from trainer.data.shards import Corpus, documents, open_corpus, splits_in
 from trainer.environment import RunEnvironment, fix_arithmetic, keep_big_blocks, read_environment
+from trainer.formats.zrodlo_commands import add_corpus_commands, add_model_commands
+from trainer.formats.zxell_commands import add_commands as add_zxell_commands
 from trainer.models.families import model_config, model_digest
 from trainer.records import RunRecords
 from trainer.resume import choose_checkpoint
+from trainer.shards_commands import add_build, add_workers, run_verify
 
 INSPECT_TOKENS = 12
 
@@ -80,9 +83,11 @@ def train(environment: RunEnvironment, task: TrainTask, stop: Stop) -> TrainerEx
     config = model_config(task.model, window=task.window, where=where)
     if task.model.path is not None:
         model_digest(Path(task.model.path), task.model.digest)
-    corpus = open_corpus(Path(task.train.path), task.train.split, digest=task.train.digest, vocabulary=config["vocab_size"])
+    corpus = open_corpus(Path(task.train.path), task.train.split, digest=task.train.digest, vocabulary=config["vocab_size"],
+                         data_format=task.train.format)
     role = task.validation_data
-    validation = open_corpus(Path(role.path), role.split, digest=role.digest, vocabulary=config["vocab_size"]) if role else None
+    validation = open_corpus(Path(role.path), role.split, digest=role.digest, vocabulary=config["vocab_size"],
+                             data_format=role.format) if role else None
     checkpoint = choose_checkpoint(environment.run_dir / CHECKPOINTS, environment.resume, records)
     if stop.because() is not None and checkpoint is not None:
         records.log(event="stop", step=checkpoint.step, because=stop.because(), skipped=["start"])
@@ -106,14 +111,15 @@ def run_evaluate(asked: argparse.Namespace) -> TrainerExit:
     check_models(task, where=str(environment.run_dir / TASK_NAME))
     records = RunRecords(environment.run_dir)
     records.sweep()
-    corpora = [open_corpus(Path(role.path), role.split, digest=role.digest) for role in (task.train, task.scored)]
+    corpora = [open_corpus(Path(role.path), role.split, digest=role.digest, data_format=role.format) for role in (task.train, task.scored)]
     return evaluate(environment.run_dir, task, corpora[0], corpora[1], STOP, records)
 
 
-def run_verify(asked: argparse.Namespace) -> TrainerExit:
-    for corpus in _all_splits(asked):
-        print(f"{corpus.split}: {len(corpus.shards)} shards, {corpus.token_count} tokens, {corpus.document_count} documents, all as the index says")
-    return TrainerExit.FINISHED
+def run_prove(asked: argparse.Namespace) -> TrainerExit:
+    from trainer.prove import prove, report
+
+    proof = prove(Path(asked.run_dir).absolute(), start=asked.start, steps=asked.steps, stop=STOP)
+    return report(proof, as_json=asked.json, is_recorded=asked.record)
 
 
 def run_inspect(asked: argparse.Namespace) -> TrainerExit:
@@ -150,12 +156,25 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=words)
         command.add_argument("run_dir", nargs="?", metavar="RUN_DIR", help="default: $FLEETD_RUN_DIR")
         command.set_defaults(act=act)
+    prove = commands.add_parser("prove", help="take steps of a run again from a checkpoint, and compare every bit with what it left")
+    prove.add_argument("run_dir", metavar="RUN_DIR")
+    prove.add_argument("--from", dest="start", metavar="STEP", help="a checkpoint of the run (default: the newest that another one follows)")
+    prove.add_argument("--steps", type=int, metavar="N", help="how many steps (default: up to the newest checkpoint)")
+    prove.add_argument("--json", action="store_true", help="print one JSON document")
+    prove.add_argument("--record", action="store_true", help="also write evidence/exactness.json in the run")
+    prove.set_defaults(act=run_prove)
     shards = commands.add_parser("shards", help="look at token shards").add_subparsers(required=True, metavar="ACT")
     for name, act, words in (("verify", run_verify, "check every promise of the index"), ("inspect", run_inspect, "describe a directory as JSON")):
         command = shards.add_parser(name, help=words)
         command.add_argument("directory", metavar="DIR")
         command.add_argument("--split", help="only this split of the index")
         command.set_defaults(act=act)
+        if name == "verify":
+            add_workers(command)
+    add_build(shards)
+    add_corpus_commands(commands)
+    add_model_commands(commands)
+    add_zxell_commands(commands)
     return parser
 
 
