@@ -5,8 +5,10 @@ Two runs promise the same bits only when these are equal; a resume under others 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,6 +68,15 @@ def fingerprint(device: torch.device, *, threads: int, precision: str) -> dict[s
         "optimizer": OPTIMIZER, "deterministic": torch.are_deterministic_algorithms_enabled(), "tf32": torch.backends.cuda.matmul.allow_tf32,
         "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE),
     }
+
+
+def code_digest() -> str:
+    """SHA-256 over the trainer's own files and the shared policies, by name and content: a resume under other code is told."""
+    digest, root = hashlib.sha256(), Path(__file__).resolve().parent.parent
+    for path in sorted(path for folder in ("policies", "trainer") for path in (root / folder).rglob("*.py")):
+        data = path.read_bytes()
+        digest.update(f"{path.relative_to(root).as_posix()} {len(data)}\n".encode() + data)
+    return digest.hexdigest()
 
 
 def _accelerators(device: torch.device) -> list[str]:

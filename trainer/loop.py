@@ -25,13 +25,13 @@ from torch.nn.utils import clip_grad_norm_
 
 from policies.errors import LossNotFinite
 from policies.facts import TrainerExit, step_name
-from policies.selection import better_than_incumbent
 from trainer import randomness
 from trainer.checkpoint import CHECKPOINTS, Checkpoint, SaveAbandoned
 from trainer.config import TrainTask
 from trainer.data.sampler import WindowSampler
 from trainer.data.shards import Corpus, Document
-from trainer.fingerprint import ATTENTION
+from trainer.ending import ending, incumbent
+from trainer.fingerprint import ATTENTION, code_digest
 from trainer.memory import is_out_of_memory, peak_bytes, planned_bytes
 from trainer.models.build import trained_weights
 from trainer.predictions import complete_predictions, write_predictions
@@ -104,9 +104,9 @@ class Training:
     def _go_on(self) -> TrainerExit:
         while True:
             self._settle(wait=self.state.validation_due)
-            ending = None if self.state.validation_due else self._ending()
-            if ending is not None:
-                return self._finish(ending)
+            because = None if self.state.validation_due else ending(self.state.step, self.state.scores, self.task)
+            if because is not None:
+                return self._finish(because)
             if self.stop.because() is not None:
                 return self._leave()
             if self.state.validation_due:
@@ -272,16 +272,6 @@ class Training:
     def _best(self) -> dict[str, Any] | None:
         return incumbent(self.state.scores, self.task.validation.minimum_improvement)
 
-    def _ending(self) -> str | None:
-        """Why the training is over at this step, None while it is not."""
-        if self.state.step >= self.task.steps:
-            return "steps"
-        patience, best = self.task.validation.patience, self._best()
-        if patience is None or best is None:
-            return None
-        since = sum(score["step"] > best["step"] for score in self.state.scores)
-        return "patience" if since >= patience else None
-
     def _finish(self, because: str) -> TrainerExit:
         self._settle(wait=True)
         self.records.log(event="finish", step=self.state.step, because=because)
@@ -339,16 +329,10 @@ class Training:
             accelerator_limit_bytes=self.memory_cap_bytes if self.device.type == "cuda" else None,
             planned_bytes=planned_bytes(self.state.model, self.task), snapshot_bytes=self.state.snapshot_bytes(),
         )
+        code, before = code_digest(), self.records.last_code()
+        if before not in (None, code):
+            self.records.log(event="note", text=f"exactness is not claimed from step {self.state.step} on: the code was {before}, it is {code} now")
         if resumed is None:
-            self.records.lineage("start", step=self.state.step)
+            self.records.lineage("start", step=self.state.step, code=code)
         else:
-            self.records.lineage("resume", step=self.state.step, digest=resumed)
-
-
-def incumbent(scores: list[dict[str, Any]], minimum_improvement: float) -> dict[str, Any] | None:
-    """The best score by the rule of the selection: in order of step, replaced only by the minimum improvement."""
-    best: dict[str, Any] | None = None
-    for score in scores:
-        if best is None or better_than_incumbent(score["value"], best["value"], minimum_improvement):
-            best = score
-    return best
+            self.records.lineage("resume", step=self.state.step, digest=resumed, code=code)

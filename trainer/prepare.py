@@ -30,9 +30,10 @@ ARCHITECTURES = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM"}
 
 def prepare_training(
     environment: RunEnvironment, task: TrainTask, config: dict[str, Any], train: Corpus, validation: Corpus | None,
-    resume: Checkpoint | None, stop: Stop, records: RunRecords,
+    resume: Checkpoint | None, stop: Stop, records: RunRecords, *, elsewhere: bool = False,
 ) -> Training:
-    """A training at the step of `resume`, or at step 0. The random streams are set last: nothing may draw after them."""
+    """A training at the step of `resume`, or at step 0. `elsewhere`: the environment may be another than that of `resume`.
+    The random streams are set last: nothing may draw after them."""
     where = str(environment.run_dir / TASK_NAME)
     make_strict(task.threads)
     device = choose_device(task.device, task.precision, where=where)
@@ -54,7 +55,7 @@ def prepare_training(
         scored=tuple(documents(validation, task.validation_data.tokens_per_document_max)) if validation and task.validation_data else (),
     )
     if resume is not None:
-        state.restore(resume.path)
+        state.restore(resume.path, elsewhere=elsewhere)
         training.resumed = resume
         # A checkpoint from elsewhere is a parent, not one of ours: this run then begins by saving it here.
         if resume.path.absolute().parent == (environment.run_dir / CHECKPOINTS).absolute():

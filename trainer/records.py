@@ -5,6 +5,7 @@ The kinds of lines are those of docs/ARCHITECTURE.md. A line that can't be writt
 
 from __future__ import annotations
 
+import json
 import os
 from datetime import datetime, timezone
 from pathlib import Path
@@ -40,9 +41,29 @@ class RunRecords:
         """One synced line of lineage.jsonl: the only place for wall-clock values and parents."""
         append_line(self._run_dir / LINEAGE_NAME, {"at": now_text(), "event": event, "pid": os.getpid(), **record}, durable=True)
 
+    def last_code(self) -> str | None:
+        """Digest of the code that the newest attempt before this one ran, None when there was none or it did not say."""
+        return next((str(line["code"]) for line in reversed(self.story()) if line.get("code")), None)
+
+    def story(self) -> list[dict[str, Any]]:
+        """The lines of lineage.jsonl that can be read, in order."""
+        try:
+            text = (self._run_dir / LINEAGE_NAME).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return []
+        return [line for line in map(_object, text.splitlines()) if line is not None]
+
     def hint(self, name: str, *, step: int, digest: str, value: float | None) -> None:
         """best.json or latest.json. Only a hint: the truth is the newest directory that verifies."""
         try:
             replace_whole(self._run_dir / f"{name}.json", dumps({"step": step, "digest": digest, "value": value}))
         except OSError as fault:
             self.log(event="note", text=f"{name}.json could not be written: {fault}")
+
+
+def _object(line: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None  # a torn tail
+    return value if isinstance(value, dict) else None

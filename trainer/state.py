@@ -72,11 +72,13 @@ class TrainingState:
             RANDOM_NAME: Held(lambda: file_pieces(streams)), STATE_NAME: Held(lambda: [dumps(described)]),
         }
 
-    def restore(self, folder: Path) -> None:
+    def restore(self, folder: Path, *, elsewhere: bool = False) -> None:
         """Become what was saved in `folder` (verified before). ResumeMismatch names each difference of the identity;
-        CheckpointDamaged what does not fit. The random streams come last, so that nothing after draws from them."""
+        CheckpointDamaged what does not fit. The random streams come last, so that nothing after draws from them.
+        `elsewhere`: another environment is taken too; then equal bits are a finding, no promise."""
         described = read_state(folder)
-        found = differences({key: described.get(key) for key in self.identity}, self.identity)
+        asked = {key: value for key, value in self.identity.items() if not (elsewhere and key == "environment")}
+        found = differences({key: described.get(key) for key in asked}, asked)
         if found:
             raise ResumeMismatch("the checkpoint belongs to another training", where=str(folder / STATE_NAME), what="; ".join(found),
                                  fix="restore these settings, or start a new run from the model directory")

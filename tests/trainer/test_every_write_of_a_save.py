@@ -15,6 +15,7 @@ import faulty_disk
 import pytest
 from faulty_disk import Disk, Fault, Operation, crash_image, save
 
+from policies.errors import CheckpointDamaged
 from trainer.checkpoint import CHECKPOINTS, newest_verified, steps_in, sweep, verify, write_checkpoint
 from trainer.files import read_json
 from trainer.records import RunRecords
@@ -56,9 +57,10 @@ def newest(run_dir: Path, digests: dict[int, str]) -> int:
     assert scan.newest is not None
     for step in steps_in(run_dir / CHECKPOINTS):
         try:
-            assert verify(run_dir / CHECKPOINTS / f"step-{step:09d}").digest == digests[step]
-        except Exception as damage:
-            assert type(damage).__name__ == "CheckpointDamaged", damage
+            found = verify(run_dir / CHECKPOINTS / f"step-{step:09d}")
+        except CheckpointDamaged:
+            continue
+        assert found.digest == digests[step]
     return scan.newest.step
 
 
@@ -117,8 +119,8 @@ def test_a_process_killed_at_any_call_leaves_a_run_that_goes_on(
 
 def acknowledged_at(operations: list[Operation]) -> int:
     """How many operations had happened when the third checkpoint was durable: the first sync of the folder after its rename."""
-    renamed = next(place for place, operation in enumerate(operations) if operation.target == f"{CHECKPOINTS}/step-000000003")
-    return next(place + 1 for place, operation in enumerate(operations) if place > renamed and (operation.name, operation.path) == ("fsync", CHECKPOINTS))
+    acts = [(operation.name, operation.target or operation.path) for operation in operations]
+    return acts.index(("fsync", CHECKPOINTS), acts.index(("rename", f"{CHECKPOINTS}/step-000000003"))) + 1
 
 
 def recorded(root: Path) -> list[Operation]:
