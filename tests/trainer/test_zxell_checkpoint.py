@@ -70,12 +70,15 @@ def test_the_sample_reads_whole() -> None:
 
 
 @pytest.mark.parametrize(("change", "named"), [
-    (drop("optimizer"), "optimizer: missing"), (drop("sampler"), "sampler: missing"), (drop("step"), "step: missing"), (drop("args"), "args: missing"),
-    (drop("config"), "config: missing"), (put("version", value=3), "version: unknown key"), (put("step", value=-1), "step"), (put("step", value=True), "step"),
+    (drop("optimizer"), "optimizer: missing"), (drop("sampler"), "sampler: missing"), (drop("step"), "step: missing"),
+    (drop("args"), "args: missing"),
+    (drop("config"), "config: missing"), (put("version", value=3), "version: unknown key"), (put("step", value=-1), "step"),
+    (put("step", value=True), "step"),
     (drop("model", "blocks.1.attn.qkv.weight"), "model.blocks.1.attn.qkv.weight is missing"),
     (put("model", "blocks.2.norm1.weight", value=torch.ones(16)), "model.blocks.2.norm1.weight is unknown"),
     (put("model", "norm_f.weight", value=torch.ones(17)), "norm_f.weight has shape (17,)"),
-    (put("model", "norm_f.weight", value="x"), "norm_f.weight is no tensor"), (put("model", "norm_f.weight", value=torch.ones(16).long()), "floating"),
+    (put("model", "norm_f.weight", value="x"), "norm_f.weight is no tensor"),
+    (put("model", "norm_f.weight", value=torch.ones(16).long()), "floating"),
     (spoil("model", "blocks.0.ffn.w_up.weight", value=float("nan")), "blocks.0.ffn.w_up.weight holds numbers that are nan"),
     (put("model", "lm_head.weight", value=torch.zeros(48, 16)), "lm_head.weight differs from tok_emb.weight"),
     (put("config", "n_layer", value=3), "blocks.2"), (put("config", "rms_eps", value=1e-6), "model.rms_eps: unknown"),
@@ -85,7 +88,8 @@ def test_the_sample_reads_whole() -> None:
     (put("optimizer", "state", 99, value={}), "optimizer.state.99: belongs to no tensor"),
     (put("optimizer", "param_groups", value=[]), "2 groups"), (put("optimizer", "param_groups", 0, "amsgrad", value=True), "amsgrad"),
     (put("optimizer", "param_groups", 1, "betas", value=(0.9, 0.99)), "betas: the groups differ"),
-    (put("sampler", "rng", "bit_generator", value="MT19937"), "PCG64"), (drop("sampler", "rng", "state", "inc"), "inc"), (drop("sampler", "rng"), "sampler.rng"),
+    (put("sampler", "rng", "bit_generator", value="MT19937"), "PCG64"), (drop("sampler", "rng", "state", "inc"), "inc"),
+    (drop("sampler", "rng"), "sampler.rng"),
 ])
 def test_what_is_wrong_is_named_with_its_file(tmp_path: Path, change: Callable[[dict[str, Any]], Any], named: str) -> None:
     path = changed(tmp_path, change)
@@ -157,8 +161,10 @@ def test_an_archive_that_unpacks_to_more_than_it_holds_is_refused_before_it_is_u
 
 
 @pytest.mark.parametrize(("old", "new", "named"), [
-    ('"lr": 0.01', '"lr": -1', "args.lr"), ('"steps": 40', '"steps": "40"', "args.steps"), ('"ctx": 16,\n    "lr"', '"ctx": 17,\n    "lr"', "args.ctx"),
-    ('"n_head": 2', '"n_head": 0', "model.n_head"), ('"seed": 431', '"seed": 431, "seed": 5', "stands twice"), ('"train_shards": [', '"train_shards": [5,', "train_shards"),
+    ('"lr": 0.01', '"lr": -1', "args.lr"), ('"steps": 40', '"steps": "40"', "args.steps"),
+    ('"ctx": 16,\n    "lr"', '"ctx": 17,\n    "lr"', "args.ctx"),
+    ('"n_head": 2', '"n_head": 0', "model.n_head"), ('"seed": 431', '"seed": 431, "seed": 5', "stands twice"),
+    ('"train_shards": [', '"train_shards": [5,', "train_shards"),
     ('"warmup"', '"warm"', "args.warmup"), ("{", "", "not JSON"),
 ])
 def test_a_config_that_can_not_be_is_refused_by_key(tmp_path: Path, old: str, new: str, named: str) -> None:

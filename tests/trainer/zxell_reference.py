@@ -167,7 +167,8 @@ class Training:
         (folder / "config.json").write_text(json.dumps({"model": self.config, "args": self.args, "train_shards": names}, indent=2))
         (folder / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in self.log))
         (folder / "stdout.log").write_text("")
-        torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "sampler": {"rng": self.generator.bit_generator.state},
+        torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
+            "sampler": {"rng": self.generator.bit_generator.state},
                     "step": self.step, "config": self.config, "args": self.args}, folder / "ckpt_last.pt")
         return folder
 
@@ -239,7 +240,8 @@ def write_shards(folder: Path, seed: int = 5) -> Path:
     """Two train shards, one of val and one of test, of synthetic articles."""
     folder.mkdir(parents=True)
     draws, entries = np.random.default_rng(seed), []
-    for name, split, articles in (("train_000.bin", "train", 14), ("train_001.bin", "train", 9), ("val_000.bin", "val", 8), ("test_000.bin", "test", 8)):
+    for name, split, articles in (("train_000.bin", "train", 14), ("train_001.bin", "train", 9), ("val_000.bin", "val", 8),
+        ("test_000.bin", "test", 8)):
         codes = [number % 4 for number in range(articles)]
         pieces = [np.append(draws.integers(3, 12, draws.integers(20, 60)) + 9 * code, 2).astype("<u2") for code in codes]
         data = np.concatenate(pieces).tobytes()
