@@ -16,7 +16,7 @@ from fleetd.coordinator.specs import wish
 from fleetd.coordinator.targets import OVER
 from fleetd.fleet import Fleet, Run
 from fleetd.model import Notice, RunReport
-from policies.facts import CampaignStage, Reason, RunState, Want
+from policies.facts import Reason, RunState, Want
 from policies.lifecycle import ACTIVE, RUN_TRANSITIONS, SETTLED
 
 HOST_SILENT_SECONDS = 30.0

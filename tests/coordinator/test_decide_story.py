@@ -80,6 +80,19 @@ def test_a_command_gets_nothing_of_ours_on_its_path() -> None:
     assert spec.environment == {"A": "1"}
 
 
+def test_a_campaign_of_commands_alone_is_finished_and_reported_when_they_are_over() -> None:
+    fleet = VirtualCoordinator()
+    fleet.launch(plan(candidate("own", task=None, command=("sh", "-c", "train")), after_freeze=AfterFreeze()))
+    fleet.tick()
+    fleet.until(CampaignStage.FINISHED)
+    fleet.round()
+
+    assert fleet.run("own").state is RunState.FINISHED
+    assert "nothing to choose from" in fleet.campaign().detail
+    assert fleet.campaign().reported
+    assert not fleet.events("selection_made")
+
+
 def test_a_second_campaign_waits_for_memory_and_says_what_holds_it() -> None:
     fleet = VirtualCoordinator()
     fleet.launch(plan(candidate("big", memory_host_bytes=6 * GIB)))

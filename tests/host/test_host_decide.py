@@ -158,6 +158,14 @@ def test_a_slow_batch_of_a_validation_is_part_of_the_measured_grace() -> None:
     assert ordered[-1].grace_seconds == 7 + 2 * 2 + 5
 
 
+def test_an_evaluation_may_use_every_second_before_its_deadline() -> None:
+    judging = spec(kind=RunKind.EVALUATE)
+    late = sight(CUTOFF_SECONDS - 1, attempt=alive(), of=judging)
+    assert decide(late, RUNNING) == ()
+    assert kinds(decide(replace(late, attempt=None), replace(RUNNING, state=RunState.STAGING, attempt=0))) == [Move, StartAttempt]
+    assert kinds(decide(sight(CUTOFF_SECONDS, attempt=alive(), of=judging), RUNNING)) == [Move, KillTree]
+
+
 def test_the_soft_line_asks_and_the_hard_line_kills() -> None:
     soft = decide(sight(attempt=alive(), memory=MemoryLook(host_bytes=int(0.97 * GIB))), RUNNING)
     hard = decide(sight(attempt=alive(), memory=MemoryLook(host_bytes=GIB)), RUNNING)

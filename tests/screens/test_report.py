@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+from datetime import datetime, timezone
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from synthetic_campaign import (
 
 from fleetd.paths import CampaignPaths
 from fleetd.screens.report import write_report
-from fleetd.screens.report_curves import joined, spread, stretches
+from fleetd.screens.report_curves import joined, memory_curves, spread, stretches
 from fleetd.screens.report_document import report_document
 from fleetd.screens.report_runs import POINTS_MAX, smoothed, thinned
 from policies.errors import NotFound
@@ -382,3 +383,14 @@ def test_names_that_would_lie_on_each_other_are_moved_apart() -> None:
     assert moved[1] - moved[0] == pytest.approx(0.5, rel=0.01) and moved[2] == 5.0
     assert joined([("b", 5.0), ("a", 1.0), ("c", 1.01)], nearness=0.1) == [("a, c", 1.0), ("b", 5.0)]
     assert stretches([0.0, 1.0, 2.0, 3.0], ["running", "running", "stopped", "running"]) == [("running", 0.0, 2.0), ("stopped", 2.0, 3.0)]
+
+
+def test_the_memory_of_a_single_run_is_drawn() -> None:
+    launched = datetime(2026, 9, 16, 18, 0, tzinfo=timezone.utc)
+    run = {
+        "candidate": "only", "host_cap_bytes": 2 * 1024**3,
+        "trace": {"at": ["2026-09-16T18:00:05Z", "2026-09-16T18:00:10Z"], "host_bytes": [10**9, 11 * 10**8]},
+    }
+    drawn = memory_curves([run], launched)
+    assert drawn is not None
+    assert "only" in drawn
