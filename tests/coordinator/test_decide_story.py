@@ -85,7 +85,8 @@ def test_a_campaign_of_commands_alone_is_finished_and_reported_when_they_are_ove
     fleet.launch(plan(candidate("own", task=None, command=("sh", "-c", "train")), after_freeze=AfterFreeze()))
     fleet.tick()
     fleet.until(CampaignStage.FINISHED)
-    fleet.round()
+    for _ in range(3):
+        fleet.round()
 
     assert fleet.run("own").state is RunState.FINISHED
     assert "nothing to choose from" in fleet.campaign().detail
