@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import JobDone
-from fleetd.coordinator.targets import AFTER_FREEZE, is_registered
+from fleetd.coordinator.targets import AFTER_FREEZE, OVER, is_registered
 from policies.facts import CampaignStage, Reason, RunState, format_moment
 from policies.lifecycle import SETTLED
 
@@ -131,7 +131,7 @@ def _judged(pen: Pen, done: JobDone) -> None:
 
 def _reported(pen: Pen, done: JobDone) -> None:
     campaign = pen.campaign(done.job.campaign_id)
-    is_over = campaign.stage in AFTER_FREEZE or campaign.stage is CampaignStage.FAILED
+    is_over = campaign.stage in AFTER_FREEZE | OVER
     if is_over and all(pen.run(run_id).state in SETTLED or campaign.stage is CampaignStage.FAILED for run_id in campaign.runs):
         pen.write("report_written", dict(done.result), campaign=campaign.campaign_id, because="the campaign is over")
 
