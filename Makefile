@@ -3,10 +3,12 @@ PYTHON ?= python3
 VENV   := .venv
 RUN    := $(VENV)/bin/python
 KEYS   ?=
+INPUTS ?= 100000
+SEED   ?= 0
 KILLS  ?= 20
 SEED   ?= 1
 
-.PHONY: demo test check bench chaos live clean
+.PHONY: demo test check bench chaos fuzz live clean
 
 demo: $(VENV)/ready
 	$(RUN) examples/manpages/demo.py
@@ -25,6 +27,10 @@ chaos: $(VENV)/ready
 
 bench: $(VENV)/ready
 	$(RUN) benchmarks/run.py
+
+# Every parser of the trainer, fed with files that were mutated; one seed, one sequence.
+fuzz: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(RUN) tests/trainer/fuzz_formats.py --inputs $(INPUTS) --seed $(SEED)
 
 # pip compiles what it installs, which keeps imports quick even where PYTHONDONTWRITEBYTECODE is set.
 $(VENV)/ready: requirements.lock pyproject.toml

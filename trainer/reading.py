@@ -58,7 +58,7 @@ class Reader:
     def section(self, key: str, *, required: bool = True) -> Reader | None:
         """The reader of an object below, None when it is absent and need not be there."""
         value = self._take(key, _REQUIRED if required else None)
-        if value is None or value is _MISSING:
+        if value is _MISSING or (value is None and not required):
             return None
         if not isinstance(value, dict):
             self.faults.append(f"{self._name(key)}: an object is needed, not {value!r}")
