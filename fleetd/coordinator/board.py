@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from fleetd.campaign import HostPlan
+from fleetd.coordinator.delivery import is_in_force
 from fleetd.coordinator.inbox import HostAnswer, HostTrouble, News
 from fleetd.coordinator.sight import HostSight, Job, JobDone, Order, OrderDone, Poll, Request, Sight, Trouble
 from fleetd.model import Observation, Owner, RunReport
@@ -98,7 +99,7 @@ class Board:
     def _take_order(self, done: OrderDone, now: datetime) -> None:
         self._orders_in_flight.discard(done.order.key)
         _note(self._order_troubles, done.order.key, done.error, now)
-        if done.error is None:
+        if is_in_force(done):
             self._acknowledged[done.order.key] = None
             while len(self._acknowledged) > ACKNOWLEDGED_MAX:
                 del self._acknowledged[next(iter(self._acknowledged))]

@@ -10,9 +10,10 @@ from __future__ import annotations
 from datetime import datetime
 
 from fleetd.coordinator.decide_campaigns import advance_campaigns
-from fleetd.coordinator.decide_hosts import find_unstarted, judge_silence, read_order_answers, read_polls, shown_hosts
+from fleetd.coordinator.decide_hosts import find_unstarted, judge_silence, read_polls, shown_hosts
 from fleetd.coordinator.decide_jobs import read_job_results
 from fleetd.coordinator.decide_messages import write_messages
+from fleetd.coordinator.decide_orders import read_order_answers
 from fleetd.coordinator.decide_requests import read_requests
 from fleetd.coordinator.decide_runs import place_runs, send_orders
 from fleetd.coordinator.pen import Pen

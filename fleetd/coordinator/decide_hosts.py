@@ -11,7 +11,7 @@ from typing import Any
 
 from fleetd.campaign import HostPlan
 from fleetd.coordinator.pen import Pen
-from fleetd.coordinator.sight import OrderDone, Poll
+from fleetd.coordinator.sight import Poll
 from fleetd.coordinator.specs import wish
 from fleetd.coordinator.targets import OVER
 from fleetd.fleet import Fleet, Run
@@ -23,8 +23,6 @@ HOST_SILENT_SECONDS = 30.0
 """Silence after which a host counts as lost. A local agent answers each second; a busy box or a slow link may take some more."""
 RECONCILE_SECONDS = 5.0
 """How much newer than the run's last change a look must be, before it corrects a state for which no notice came."""
-REFUSALS = frozenset({"RequestRefused", "PlanInvalid", "DataDamaged", "ResumeMismatch", "NotFound"})
-"""A host that refuses a start with one of these has not started anything and will say the same again."""
 
 _LOSABLE = frozenset({RunState.STARTING, RunState.RUNNING, RunState.STOPPING, RunState.BACKOFF})
 _NONE = type(None)
@@ -200,26 +198,3 @@ def find_unstarted(pen: Pen) -> None:
             never_told = run.notices_seen == 0 and f"start:{run.run_id}" not in pen.sight.acknowledged
             if run.host == poll.host and run.state is RunState.LOST and never_told and run.run_id not in reported:
                 pen.move_run(run.run_id, RunState.STARTING, f"{run.host} answers again; the start order is sent again", actor=f"host:{run.host}")
-
-
-def read_order_answers(pen: Pen) -> None:
-    """A refused start ends the run with the host's own words; every other fault is tried again."""
-    for done in pen.sight.orders_done:
-        if done.error is None or done.order.order != "start" or done.error.get("error") not in REFUSALS:
-            _note_trouble(pen, done)
-            continue
-        run_id = done.order.run_id
-        text = f"{done.error['title']}: {done.error['what']}"
-        if pen.run(run_id).state in (RunState.STARTING, RunState.LOST):
-            pen.write("order_refused", dict(done.error), run=run_id, host=done.order.host, actor=f"host:{done.order.host}", because=text)
-            pen.move_run(run_id, RunState.FAILED, text, reason=Reason.PREFLIGHT, actor=f"host:{done.order.host}")
-
-
-def _note_trouble(pen: Pen, done: OrderDone) -> None:
-    """Journal the first failure of an order; repeats with the same words stay out of history."""
-    if done.error is None or done.error.get("error") == "HostUnreachable":
-        return
-    earlier = pen.sight.order_troubles.get(done.order.key)
-    if earlier is None or earlier.count <= 1:
-        text = f"{done.error['title']}: {done.error['what']}"
-        pen.write("order_refused", dict(done.error), run=done.order.run_id, host=done.order.host, actor=f"host:{done.order.host}", because=text)

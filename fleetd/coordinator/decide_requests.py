@@ -49,8 +49,9 @@ def _stop(pen: Pen, request: Request) -> None:
 
 def _want(pen: Pen, run: Run, want: Want, mode: StopMode, actor: str) -> None:
     before = wish(run, pen.campaign(run.campaign_id))
-    if before.want is want and before.mode is mode and want is Want.STOP:
-        return  # asked before: the order is on its way already
+    is_known = f"want:{run.run_id}:{before.sequence}" in pen.sight.acknowledged
+    if before.want is want and before.mode is mode and want is Want.STOP and is_known:
+        return  # asked before, and the host obeys it; an order that it has not taken may still be outranked there
     order = WantOrder(sequence=before.sequence + 1, want=want, mode=mode, reason=Reason.USER, actor=actor, at=pen.now)
     words = f"{want} {mode}" if want is Want.STOP else want.value
     pen.write("want_changed", {"want": encode(order)}, run=run.run_id, host=run.host, actor=actor, because=words)

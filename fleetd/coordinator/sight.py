@@ -123,7 +123,7 @@ class Sight:
     orders_in_flight: frozenset[str] = frozenset()
     order_troubles: dict[str, Trouble] = field(default_factory=dict)
     acknowledged: frozenset[str] = frozenset()
-    """Keys of orders that their hosts answered, since this coordinator started."""
+    """Keys of orders that are in force on their hosts by their own answer, since this coordinator started."""
     journal_health: str = "ok"
 
 

@@ -154,7 +154,7 @@ class Agent:
         applied, want = rundir.apply_want(paths, decode(WantOrder, body["want"], "want"))
         logs.changed("want_applied" if applied else "want_stale", run=run_id, want=want.want, sequence=want.sequence, actor=want.actor)
         self.reports.ensure_supervisor(run_id)
-        return {"applied": applied, "sequence": want.sequence}
+        return {"applied": applied, "sequence": want.sequence, "want": encode(want)}
 
     def _poll(self, number: Any, body: dict[str, Any]) -> dict[str, Any] | None:
         after = {reading.safe_name(run_id, "run id"): int(sequence) for run_id, sequence in _object(body, "after").items()}

@@ -20,7 +20,7 @@ from fleetd.fleet import Event, Fleet, Run, replay
 from fleetd.model import HostFacts, Notice, Observation, Owner, RunReport, RunSpec, WantOrder
 from fleetd.wire import decode, dumps, encode
 from policies.errors import ExplainedError, HostUnreachable
-from policies.facts import GIB, CampaignStage, Reason, RunState, Split, Want
+from policies.facts import GIB, CampaignStage, Reason, RunState, Split, Want, parse_moment
 
 START = datetime(2026, 11, 30, 12, 0, tzinfo=timezone.utc)
 ROOT = "/virtual/gx10"
@@ -70,11 +70,16 @@ class VirtualHost:
             return self._start(order, now)
         if order.order == "want":
             want = decode(WantOrder, order.body["want"])
-            if want.sequence > self.wants[order.run_id].sequence:
+            is_higher = want.sequence > self.wants[order.run_id].sequence
+            if is_higher:
                 self._wish(order.run_id, want, now)
-            return OrderDone(order=order, answer={"applied": True, "sequence": self.wants[order.run_id].sequence})
-        self.cutoffs[order.run_id] = order.body["cutoff"]["cutoff_at"]
-        return OrderDone(order=order, answer={"applied": True})
+            held = self.wants[order.run_id]
+            return OrderDone(order=order, answer={"applied": is_higher, "sequence": held.sequence, "want": encode(held)})
+        asked, held_at = order.body["cutoff"]["cutoff_at"], self.cutoffs.get(order.run_id)
+        is_earlier = held_at is None or parse_moment(asked) < parse_moment(held_at)
+        if is_earlier:
+            self.cutoffs[order.run_id] = asked
+        return OrderDone(order=order, answer={"applied": is_earlier, "cutoff_at": self.cutoffs[order.run_id]})
 
     def _start(self, order: Order, now: datetime) -> OrderDone:
         spec = decode(RunSpec, json.loads(dumps(order.body["spec"])))
@@ -172,6 +177,12 @@ class VirtualCoordinator:
         self.jobs: list[Job] = []
         self.orders: list[Order] = []
         self.news = News()
+
+    def restore(self, events: int) -> None:
+        """Only the first `events` of history are left, as after a salvage or in an older copy of the state directory. Hosts know the rest."""
+        self.journal = self.journal[:events]
+        self.crash()
+        self.tick()
 
     def ask(self, kind: str, **body: Any) -> int:
         self._asked += 1

@@ -163,8 +163,8 @@ def test_a_stale_wish_changes_nothing_and_is_acknowledged_as_such(connect: Calla
     channel.ok("start", **start_body(run))
     run.wait_step(2)
     stop, again = encode(want(3, Want.STOP)), encode(want(2, Want.RUN))
-    assert channel.ok("want", run_id=run.spec.run_id, want=stop) == {"applied": True, "sequence": 3}
-    assert channel.ok("want", run_id=run.spec.run_id, want=again) == {"applied": False, "sequence": 3}
+    assert channel.ok("want", run_id=run.spec.run_id, want=stop) == {"applied": True, "sequence": 3, "want": stop}
+    assert channel.ok("want", run_id=run.spec.run_id, want=again) == {"applied": False, "sequence": 3, "want": stop}, "what holds is told"
     assert run.settle().state is RunState.STOPPED
     assert channel.ok("want", run_id=run.spec.run_id, want=encode(want(4, Want.RUN)))["applied"]
     assert run.wait_step(3).attempt == 2

@@ -1,0 +1,86 @@
+"""What hosts answered to orders: refused, in trouble, or outranked by an order of which this history knows nothing.
+
+A restored or salvaged journal makes the coordinator count orders from an older number. The host says which order holds, and history
+goes on from there: the later of the two wishes, under a number that the host will take.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fleetd.coordinator.delivery import cutoff_in_force, is_in_force, want_in_force
+from fleetd.coordinator.pen import Pen
+from fleetd.coordinator.sight import OrderDone
+from fleetd.coordinator.specs import wish
+from fleetd.fleet import Run
+from fleetd.model import WantOrder
+from fleetd.wire import encode
+from policies.facts import Reason, RunKind, RunState, StopMode, Want, format_moment
+
+REFUSALS = frozenset({"RequestRefused", "PlanInvalid", "DataDamaged", "ResumeMismatch", "NotFound"})
+"""A host that refuses a start with one of these has not started anything and will say the same again."""
+
+
+def read_order_answers(pen: Pen) -> None:
+    """A refused start ends the run with the host's own words; every other fault is tried again."""
+    for done in pen.sight.orders_done:
+        if done.error is None:
+            _take_answer(pen, done)
+            continue
+        if done.order.order != "start" or done.error.get("error") not in REFUSALS:
+            _note_trouble(pen, done)
+            continue
+        run_id = done.order.run_id
+        text = f"{done.error['title']}: {done.error['what']}"
+        if pen.run(run_id).state in (RunState.STARTING, RunState.LOST):
+            pen.write("order_refused", dict(done.error), run=run_id, host=done.order.host, actor=f"host:{done.order.host}", because=text)
+            pen.move_run(run_id, RunState.FAILED, text, reason=Reason.PREFLIGHT, actor=f"host:{done.order.host}")
+
+
+def _note_trouble(pen: Pen, done: OrderDone) -> None:
+    """Journal the first failure of an order; repeats with the same words stay out of history."""
+    if done.error is None or done.error.get("error") == "HostUnreachable":
+        return
+    earlier = pen.sight.order_troubles.get(done.order.key)
+    if earlier is None or earlier.count <= 1:
+        text = f"{done.error['title']}: {done.error['what']}"
+        pen.write("order_refused", dict(done.error), run=done.order.run_id, host=done.order.host, actor=f"host:{done.order.host}", because=text)
+
+
+def _take_answer(pen: Pen, done: OrderDone) -> None:
+    run = pen.fleet.runs.get(done.order.run_id)
+    if run is None:
+        return
+    if done.order.order == "want" and not is_in_force(done):
+        _want_again(pen, run, done)
+    elif done.order.order == "cutoff":
+        _take_earlier_cutoff(pen, run, done)
+
+
+def _want_again(pen: Pen, run: Run, done: OrderDone) -> None:
+    """The host obeys another order. The later wish holds: ours again under the next number, or the host's, which history had lost."""
+    wanted, held = wish(run, pen.campaign(run.campaign_id)), want_in_force(done.answer)
+    sequence = done.answer.get("sequence")
+    if not isinstance(sequence, int) or wanted.sequence > sequence:
+        return  # a newer order is on its way already
+    if held is not None and held.at > wanted.at:
+        because = f"{want_words(held)}: order {held.sequence} of {held.actor} holds on {run.host}; history had lost it"
+        pen.write("want_changed", {"want": encode(held)}, run=run.run_id, host=run.host, actor=f"host:{run.host}", because=because)
+        return
+    again = replace(wanted, sequence=sequence + 1)
+    because = f"{want_words(again)}: {run.host} had obeyed order {sequence}, of which history had lost a part; this is order {again.sequence}"
+    pen.write("want_changed", {"want": encode(again)}, run=run.run_id, host=run.host, actor=again.actor, because=because)
+
+
+def want_words(order: WantOrder) -> str:
+    mode = StopMode(order.mode)
+    return f"{order.want} {mode}" if order.want is Want.STOP else order.want.value
+
+
+def _take_earlier_cutoff(pen: Pen, run: Run, done: OrderDone) -> None:
+    """A host that holds an earlier cutoff than ours was given it by a part of history that is lost. A cutoff never moves later."""
+    held_at = cutoff_in_force(done.answer)
+    if run.kind is RunKind.TRAIN and held_at is not None and held_at < pen.campaign(run.campaign_id).cutoff_at:
+        because = f"{run.host} holds this earlier cutoff for {run.candidate}; history had lost it"
+        body = {"cutoff_at": format_moment(held_at)}
+        pen.write("cutoff_moved", body, campaign=run.campaign_id, host=run.host, actor=f"host:{run.host}", because=because)
