@@ -117,22 +117,31 @@ def _want_changed(fleet: Fleet, event: Event) -> Fleet:
 
 def _noticed(fleet: Fleet, event: Event) -> Fleet:
     """A host's notice that changes no state; its kind is in the body. Sequences have no gaps."""
-    run, kind, body = _counted(_run(fleet, event), event), event.body["kind"], event.body["body"]
+    run = _counted(_run(fleet, event), event)
+    return _with_run(fleet, _told(run, event.body["kind"], event.body["body"]))
+
+
+def _told(run: Run, kind: str, body: dict[str, Any]) -> Run:
+    """What a host told, once: where notices were lost, their files may tell some of it again."""
     if kind == "attempt_started":
-        run = replace(run, attempt=body["attempt"])
-    elif kind == "attempt_ended":
-        run = replace(run, exits=(*run.exits, body))
-    elif kind == "checkpoint":
-        run = replace(run, saved=(*run.saved, Saved(step=body["step"], digest=body["digest"], bytes=body.get("bytes"))))
-    elif kind == "validation":
-        run = replace(run, validated=(*run.validated, _validated(body)))
-    return _with_run(fleet, run)
+        return replace(run, attempt=body["attempt"])
+    if kind == "attempt_ended" and all(ended.get("attempt") != body["attempt"] for ended in run.exits):
+        return replace(run, exits=(*run.exits, body))
+    if kind == "checkpoint":
+        saved = Saved(step=body["step"], digest=body["digest"], bytes=body.get("bytes"))
+        return run if saved in run.saved else replace(run, saved=(*run.saved, saved))
+    if kind == "validation":
+        validated = _validated(body)
+        return run if validated in run.validated else replace(run, validated=(*run.validated, validated))
+    return run
 
 
 def _notices_lost(fleet: Fleet, event: Event) -> Fleet:
-    """A host can't tell any more what these notices said: history goes on after the gap, and says so."""
+    """A host can't tell any more what these notices said: history goes on after the gap, and says so. `retold` is what files still say."""
     run = _run(fleet, event)
     assert event.body["from"] == run.notices_seen + 1 <= event.body["to"], f"notices {event.body} of {run.run_id} after {run.notices_seen}"
+    for each in event.body.get("retold", ()):
+        run = _told(run, each["kind"], each["body"])
     return _with_run(fleet, replace(run, notices_seen=event.body["to"]))
 
 

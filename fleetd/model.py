@@ -256,3 +256,7 @@ class RunReport:
     notices: tuple[Notice, ...]
     look_age_seconds: float | None = None
     """How old the observation was when this was said, by boottime. None where nobody can tell."""
+    notices_lost_to: int = 0
+    """The last of the notices asked for that this host does not have any more; 0 when it has them all."""
+    retold: tuple[Notice, ...] = ()
+    """What files still say of the lost ones: attempts, exits, validations and checkpoints, without numbers (sequence 0)."""

@@ -15,8 +15,8 @@ from fleetd.coordinator.sight import Poll
 from fleetd.coordinator.specs import wish
 from fleetd.coordinator.targets import OVER
 from fleetd.fleet import Fleet, Run
-from fleetd.model import Notice, RunReport
-from policies.facts import Reason, RunState, Want
+from fleetd.model import Notice, Observation, RunReport
+from policies.facts import CampaignStage, Reason, RunState, Want
 from policies.lifecycle import ACTIVE, RUN_TRANSITIONS, SETTLED
 
 HOST_SILENT_SECONDS = 30.0
@@ -25,7 +25,10 @@ RECONCILE_SECONDS = 5.0
 """How much newer than the run's last change a look must be, before it corrects a state for which no notice came."""
 
 _LOSABLE = frozenset({RunState.STARTING, RunState.RUNNING, RunState.STOPPING, RunState.BACKOFF})
+_GOING = frozenset({RunState.STARTING, RunState.RUNNING, RunState.STOPPING, RunState.BACKOFF})
+_RESUMABLE = frozenset({CampaignStage.TRAINING, CampaignStage.STOPPED})
 _NONE = type(None)
+_RETOLD = frozenset({"attempt_started", "attempt_ended", "checkpoint", "validation"})
 _COUNTED = frozenset({"step", "attempt", "rows", "seconds"})
 _NOTICE_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "state_changed": {"to": (str,)},
@@ -71,10 +74,10 @@ def read_polls(pen: Pen) -> None:
             run = pen.fleet.runs.get(report.run_id)
             if run is None or run.host != poll.host:
                 continue  # an older coordinator's run, or one that another host was given: not ours to judge
-            _skip_lost(pen, run.run_id, report, poll.after.get(run.run_id))
+            is_torn = _skip_lost(pen, run.run_id, report, poll.after.get(run.run_id))
             complete = all(_take_notice(pen, run.run_id, notice) for notice in report.notices)
             if complete:
-                _reconcile(pen, run.run_id, report)
+                _reconcile(pen, run.run_id, report, is_torn=is_torn)
 
 
 def _see_host(pen: Pen, poll: Poll) -> None:
@@ -105,13 +108,23 @@ def judge_silence(pen: Pen) -> None:
             pen.move_run(run.run_id, RunState.LOST, f"{host.name} is silent; unreachable is not dead, so nothing is started again")
 
 
-def _skip_lost(pen: Pen, run_id: str, report: RunReport, after: int | None) -> None:
-    """A host that was asked for everything after the last notice, and has only later ones, has lost what lies between: it never comes."""
+def _skip_lost(pen: Pen, run_id: str, report: RunReport, after: int | None) -> bool:
+    """Whether the host has lost what comes next: it was asked for everything after the last notice, and has only later ones, or none.
+
+    They never come. History says so, takes what the run's files still say of them, and goes on behind the gap.
+    """
     run = pen.run(run_id)
-    if report.notices and after == run.notices_seen and report.notices[0].sequence > after + 1:
-        last = report.notices[0].sequence - 1
-        because = f"{run.host} has lost notices {after + 1} to {last}: its journal was damaged"
-        pen.write("notices_lost", {"from": after + 1, "to": last}, run=run_id, host=run.host, actor=f"host:{run.host}", because=because)
+    last = max(report.notices_lost_to, report.notices[0].sequence - 1 if report.notices else 0)
+    if after != run.notices_seen or last <= after:
+        return False
+    retold = [{"kind": told.kind, "body": told.body} for told in report.retold if told.kind in _RETOLD and _is_well_formed(told)]
+    because = (
+        f"{run.host} does not have notices {after + 1} to {last} any more: its journal was damaged, or this history is an older copy; "
+        f"its files tell of {len(retold)} things again"
+    )
+    body = {"from": after + 1, "to": last, "retold": retold}
+    pen.write("notices_lost", body, run=run_id, host=run.host, actor=f"host:{run.host}", because=because)
+    return True
 
 
 def _take_notice(pen: Pen, run_id: str, notice: Notice) -> bool:
@@ -163,9 +176,16 @@ def _words(notice: Notice) -> str:
     return notice.kind
 
 
-def _reconcile(pen: Pen, run_id: str, report: RunReport) -> None:
-    """Correct a state by a fresh look, where no notice tells of it: a lost run found again, an order overtaken by a newer one."""
-    run, look = pen.run(run_id), report.observation
+def _reconcile(pen: Pen, run_id: str, report: RunReport, *, is_torn: bool) -> None:
+    """Correct a state by a fresh look, where no notice tells of it: a lost run found again, an order overtaken by a newer one, a notice
+    that is gone (`is_torn`)."""
+    look = report.observation
+    # By our own clock: the host's may be wrong.
+    seen_at = pen.sight.observed_at.get(run_id, pen.now if look is None else look.at)
+    is_fresh = is_torn or seen_at > pen.run(run_id).since + timedelta(seconds=RECONCILE_SECONDS)
+    if look is not None and is_fresh:
+        _wake(pen, run_id, report, look)
+    run = pen.run(run_id)
     if run.state not in ACTIVE:
         return
     if look is None:
@@ -174,12 +194,18 @@ def _reconcile(pen: Pen, run_id: str, report: RunReport) -> None:
         return
     if look.state == run.state or not pen.may_move(run_id, look.state):
         return
-    # By our own clock: the host's may be wrong.
-    seen_at = pen.sight.observed_at.get(run_id, look.at)
-    is_fresh = seen_at > run.since + timedelta(seconds=RECONCILE_SECONDS)
     if run.state is RunState.LOST or is_fresh or _stays_at_rest(pen, run, report):
         because = f"{run.host} answers again" if run.state is RunState.LOST else f"{run.host} sees it so"
         pen.move_run(run_id, look.state, f"{because}: {look.detail}" if look.detail else because, reason=look.reason, actor=f"host:{run.host}")
+
+
+def _wake(pen: Pen, run_id: str, report: RunReport, look: Observation) -> None:
+    """A run that rests here and goes on there: the resume of it was lost. Where its campaign is judged already, it stays out of it."""
+    run, stage = pen.run(run_id), pen.campaign(pen.run(run_id).campaign_id).stage
+    if run.state is RunState.STOPPED and report.supervisor == "alive" and look.state in _GOING and stage in _RESUMABLE:
+        pen.move_run(run_id, RunState.STARTING, f"{run.host} sees it go on: history had lost its resume", actor=f"host:{run.host}")
+        if stage is CampaignStage.STOPPED:
+            pen.move_campaign(run.campaign_id, CampaignStage.TRAINING, f"{run.candidate} goes on on {run.host}", actor=f"host:{run.host}")
 
 
 def _stays_at_rest(pen: Pen, run: Run, report: RunReport) -> bool:

@@ -47,7 +47,7 @@ class Follower:
             for record in records:
                 progress = after_record(progress, record, read_at=moment.now)
                 if record.get("event") == "validation" and record.get("phase") == "end" and whole(record.get("step")) is not None:
-                    tell(moment, "validation", **_validation(record))
+                    tell(moment, "validation", **validation_body(record))
             history = replace(history, progress=progress, log_offset=self.log.offset)
         return history
 
@@ -68,7 +68,8 @@ class Follower:
         return replace(history, checkpoints=tuple(SeenCheckpoint(step=claim.step, digest=claim.digest, at=claim.at) for claim in claims))
 
 
-def _validation(record: dict[str, Any]) -> dict[str, Any]:
+def validation_body(record: dict[str, Any]) -> dict[str, Any]:
+    """What a notice tells of one validation that the log says is over."""
     return {
         "step": whole(record["step"]), "value": finite(record.get("value")), "rows": whole(record.get("rows")),
         "seconds": finite(record.get("seconds")), "sha256": str(record.get("sha256", "")),

@@ -19,6 +19,7 @@ from fleetd.files import write_record
 from fleetd.host import launch, rundir, tidy
 from fleetd.host.observe import Cached
 from fleetd.host.processes import boot_id, look
+from fleetd.host.retell import retell
 from fleetd.journal import Journal
 from fleetd.model import Notice, Observation, RunReport
 from fleetd.paths import HostPaths, RunPaths
@@ -44,6 +45,8 @@ class RunWatch:
     mark: tuple[object, ...] = ()
     notices: tuple[Notice, ...] = ()
     read_after: int = -1
+    lost_to: int = 0
+    retold: tuple[Notice, ...] = ()
     acknowledged: int = 0
     free_since_seconds: float | None = None
     starts: int = 0
@@ -92,6 +95,7 @@ class RunWatch:
             journal = Journal.open(self.paths.journal, read_only=True)
             try:
                 self.notices = tuple(decode(Notice, entry) for entry in journal.entries(after, NOTICES_PER_RUN_MAX))
+                self._find_lost(after, journal.last)
             finally:
                 journal.close()
         except (ExplainedError, WireError, sqlite3.Error) as fault:
@@ -99,6 +103,14 @@ class RunWatch:
             if mark != self.mark and self.paths.journal.exists():
                 logs.failed("spool_unreadable", run=self.paths.root.name, because=str(fault).replace("\n", " "))
         self.mark, self.read_after = mark, after
+
+    def _find_lost(self, after: int, last: int) -> None:
+        """A coordinator whose history was lost in part asks for notices that it once acknowledged: they are gone, their files may not be."""
+        lost_to = self.notices[0].sequence - 1 if self.notices else last
+        if lost_to <= after:
+            self.lost_to, self.retold = 0, ()
+        elif lost_to != self.lost_to:
+            self.lost_to, self.retold = lost_to, retell(self.paths)
 
 
 class Reports:
@@ -141,9 +153,11 @@ class Reports:
                 notices.append(notice)
             watch.told = (watch.state, watch.supervisor)
             seen = watch.observation.value
-            age_seconds = look_age_seconds(seen, boot_id(), clock.read())
+            is_asked = run_id in after
             reports.append(RunReport(
-                run_id=run_id, supervisor=watch.supervisor, observation=seen, notices=tuple(notices), look_age_seconds=age_seconds,
+                run_id=run_id, supervisor=watch.supervisor, observation=seen, notices=tuple(notices),
+                look_age_seconds=look_age_seconds(seen, boot_id(), clock.read()),
+                notices_lost_to=watch.lost_to if is_asked else 0, retold=watch.retold if is_asked else (),
             ))
         return tuple(reports)
 

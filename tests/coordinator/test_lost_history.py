@@ -119,3 +119,78 @@ def test_an_earlier_cutoff_that_only_the_host_still_knows_holds(fleet: VirtualCo
     moved = fleet.events("cutoff_moved")
     assert [event.actor for event in moved] == ["coordinator", "host:gx10"], "ours moved it a little, the host's holds"
     assert fleet.campaign().cutoff_at == cutoff - timedelta(seconds=600)
+
+
+def test_notices_that_were_acknowledged_and_dropped_are_given_up_and_the_run_is_brought_up_to_date() -> None:
+    fleet = VirtualCoordinator()
+    host = fleet.hosts["gx10"]
+    host.forgets = True
+    fleet.launch(plan())
+    fleet.tick()
+    fleet.until(CampaignStage.TRAINING)
+    fleet.round(work=False)
+    copied, seen = len(fleet.journal), fleet.run("low").notices_seen
+    assert fleet.run("low").state is RunState.STARTING
+    for _ in range(3):
+        fleet.round()
+    for _ in range(2):
+        fleet.round(work=False)
+    before = fleet.run("low")
+    fleet.restore(copied)
+    for _ in range(3):
+        fleet.round(work=False)
+
+    run, lost = fleet.run("low"), next(event for event in fleet.events("notices_lost") if event.run_id == before.run_id)
+    assert (lost.body["from"], lost.body["to"]) == (seen + 1, before.notices_seen) and "gx10 does not have notices" in lost.because
+    assert (run.state, run.attempt, run.notices_seen) == (RunState.RUNNING, 1, before.notices_seen)
+    assert (run.saved, run.validated) == (before.saved, before.validated), "files told them again"
+    assert replay([decode(Event, json.loads(line)) for line in fleet.journal]) == fleet.fleet
+    fleet.until(CampaignStage.EVALUATED)
+    assert [exit["attempt"] for exit in fleet.run("low").exits] == [1] and fleet.run("low").state is RunState.FINISHED
+
+
+def test_a_run_that_ended_in_the_lost_part_of_history_ends_here_too() -> None:
+    fleet = VirtualCoordinator()
+    host = fleet.hosts["gx10"]
+    host.forgets = True
+    fleet.launch(plan())
+    fleet.tick()
+    fleet.until(CampaignStage.TRAINING)
+    fleet.round()
+    copied = len(fleet.journal)
+    for _ in range(5):
+        fleet.round()
+    assert host.states[fleet.run("low").run_id] is RunState.FINISHED
+    fleet.restore(copied)
+    fleet.until(CampaignStage.EVALUATED)
+
+    run = fleet.run("low")
+    assert run.state is RunState.FINISHED and len(run.exits) == 1 and len(run.validated) == 3
+    assert len(fleet.events("notices_lost")) == 2
+
+
+def test_a_run_that_rests_here_and_goes_on_there_is_taken_up_again() -> None:
+    fleet = VirtualCoordinator()
+    host = fleet.hosts["gx10"]
+    host.forgets = True
+    fleet.launch(plan())
+    fleet.tick()
+    fleet.until(CampaignStage.TRAINING)
+    fleet.round()
+    fleet.ask("stop", target="all")
+    fleet.until(CampaignStage.STOPPED)
+    copied, run_id = len(fleet.journal), fleet.run("low").run_id
+    fleet.ask("resume", target="low")
+    for _ in range(2):
+        fleet.round(work=False)
+    host.move(run_id, RunState.RUNNING, fleet.now)
+    for _ in range(3):
+        fleet.round(work=False)
+    fleet.restore(copied)
+    assert fleet.run("low").state is RunState.STOPPED and fleet.campaign().stage is CampaignStage.STOPPED
+    for _ in range(4):
+        fleet.round(work=False)
+
+    run = fleet.run("low")
+    assert run.state is RunState.RUNNING and fleet.campaign().stage is CampaignStage.TRAINING
+    assert run.want is not None and (run.want.want, run.want.sequence) == (Want.RUN, 3)

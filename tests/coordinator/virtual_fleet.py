@@ -58,6 +58,9 @@ class VirtualHost:
         self.start_orders: list[RunSpec] = []
         self.boot_id = "boot-1"
         self.refuse_start: ExplainedError | None = None
+        self.forgets = False
+        """Whether notices are really dropped once they are acknowledged, as a supervisor does."""
+        self.dropped: dict[str, int] = {}
 
     def facts(self) -> HostFacts:
         return HostFacts(
@@ -138,11 +141,18 @@ class VirtualHost:
         self.tell(run_id, "validation", now, step=step, value=9.0 - step / 100, rows=100, seconds=1.0, sha256=f"rows:{run_id}@{step}")
 
     def answer(self, after: dict[str, int], now: datetime) -> HostAnswer:
-        reports = tuple(
-            RunReport(run_id=run_id, supervisor="alive", observation=self._look(run_id, now), notices=tuple(notices[after.get(run_id, 0):]))
-            for run_id, notices in self.notices.items()
-        )
-        return HostAnswer(host=self.name, at=now, memory_available_bytes=self.memory_bytes, disk_free_bytes=GIB, reports=reports)
+        reports = tuple(self._report(run_id, after.get(run_id, 0), now) for run_id in self.notices)
+        return HostAnswer(host=self.name, at=now, memory_available_bytes=self.memory_bytes, disk_free_bytes=GIB, reports=reports, after=after)
+
+    def _report(self, run_id: str, after: int, now: datetime) -> RunReport:
+        """What is still there after `after`; of what was dropped before, the things that files still tell."""
+        every, told = self.notices[run_id], RunReport(run_id=run_id, supervisor="alive", observation=self._look(run_id, now), notices=())
+        dropped = self.dropped[run_id] = max(after, self.dropped.get(run_id, 0)) if self.forgets else 0
+        if dropped <= after:
+            return replace(told, notices=tuple(every[after:]))
+        kinds = ("attempt_started", "attempt_ended", "validation", "checkpoint")
+        retold = tuple(replace(notice, sequence=0) for notice in every if notice.kind in kinds)
+        return replace(told, notices=tuple(every[dropped:]), notices_lost_to=dropped, retold=retold)
 
     def _look(self, run_id: str, now: datetime) -> Observation:
         return Observation(

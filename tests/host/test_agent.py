@@ -149,6 +149,24 @@ def test_polls_bring_each_notice_once_it_is_there_and_acknowledge_the_rest(conne
     assert body["memory_available_bytes"] > 0 and body["disk_free_bytes"] > 0
 
 
+def test_what_was_acknowledged_and_dropped_is_told_as_lost_with_what_files_still_say(connect: Callable[..., Channel], tmp_path: Path) -> None:
+    run = HostRun(tmp_path / "root", spec_for("2000", "0.05"))
+    channel, run_id = connect(), run.spec.run_id
+    channel.ok("start", **start_body(run))
+    run.wait_step(2)
+
+    def report(after: int) -> RunReport:
+        return decode(RunReport, channel.ok("poll", after={run_id: after}, wait_seconds=0.1)["runs"][0])
+
+    known = report(0).notices[-1].sequence
+    assert report(known).notices_lost_to == 0, "nothing is missing of what was asked for"
+    wait_for(lambda: report(0).notices_lost_to >= known, WAIT_SECONDS, lambda: str(report(0)))
+    again = report(0)
+    assert all(notice.sequence > known for notice in again.notices)
+    assert {(told.kind, told.sequence) for told in again.retold} >= {("attempt_started", 0)}
+    assert [told.body["attempt"] for told in again.retold if told.kind == "attempt_started"] == [1]
+
+
 def test_a_waiting_poll_does_not_hold_up_other_orders(connect: Callable[..., Channel]) -> None:
     channel = connect()
     channel.ok("hello", protocol=1)
