@@ -18,10 +18,12 @@ import sqlite3
 import sys
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fleetd import faults
+from fleetd.seals import sealed, unsealed
 from policies.errors import ExplainedError, JournalDamaged
 
 SCHEMA_VERSION = 1
@@ -32,7 +34,9 @@ BUSY_SECONDS_MAX = 2.0
 """A reader that recovers the write-ahead log holds the file for milliseconds; more than this is retried on the next call."""
 
 _LAST = "journal.last"
-_READ = "SELECT sequence, body FROM entries WHERE sequence > ? ORDER BY sequence LIMIT ?"
+_READ = "SELECT sequence, CAST(body AS BLOB) FROM entries WHERE sequence > ? ORDER BY sequence LIMIT ?"
+_READ_STATE = "SELECT CAST(key AS BLOB), CAST(value AS BLOB) FROM state"
+"""As bytes, because SQLite calls text that is no UTF-8 an operational error, as it calls a full disk."""
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS entries (sequence INTEGER PRIMARY KEY, body TEXT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS state (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
@@ -175,7 +179,7 @@ class Journal:
     def _connect(self) -> bool:
         try:
             connection = _connect(self.path, read_only=self.read_only)
-            state = {key: json.loads(value) for key, value in connection.execute("SELECT key, value FROM state")}
+            state = {key.decode(): unsealed(value) for key, value in connection.execute(_READ_STATE)}
             highest = connection.execute("SELECT max(sequence) FROM entries").fetchone()[0] or 0
         except sqlite3.OperationalError as fault:
             self._fault = str(fault)
@@ -196,11 +200,11 @@ class Journal:
             for entry in self._queue:
                 last += 1
                 body = json.dumps({**entry, "sequence": last}, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-                connection.execute("INSERT INTO entries VALUES (?, ?)", (last, body))
+                connection.execute("INSERT INTO entries VALUES (?, ?)", (last, sealed(body)))
             if self._trim_waiting:
                 connection.execute("DELETE FROM entries WHERE sequence <= ?", (self._trim_waiting,))
             values = {**self._state_waiting, _LAST: last} if self._trim_waiting or self._floor_waiting else self._state_waiting
-            connection.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", [(key, json.dumps(value)) for key, value in values.items()])
+            connection.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", [(key, sealed(json.dumps(value))) for key, value in values.items()])
             faults.after("journal filled")
             connection.execute("COMMIT")
         except sqlite3.DatabaseError as fault:
@@ -277,11 +281,11 @@ def _roll_back(connection: sqlite3.Connection) -> None:
         pass  # SQLite rolls a transaction back by itself on most disk errors; a second refusal changes nothing
 
 
-def _entry(path: Path, sequence: int, body: str) -> dict[str, Any]:
+def _entry(path: Path, sequence: int, body: bytes) -> dict[str, Any]:
     try:
-        entry = json.loads(body)
+        entry = unsealed(body)
     except ValueError as fault:
-        raise _damaged(path, f"entry {sequence} is not JSON: {fault}") from fault
+        raise _damaged(path, f"entry {sequence}: {fault}") from fault
     if not isinstance(entry, dict) or entry.get("sequence") != sequence:
         raise _damaged(path, f"entry {sequence} does not carry its own number")
     return entry
@@ -304,14 +308,14 @@ def _readable(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     except sqlite3.DatabaseError:
         return entries, state
     try:
-        for sequence, body in connection.execute("SELECT sequence, body FROM entries ORDER BY sequence"):
+        for sequence, body in connection.execute("SELECT sequence, CAST(body AS BLOB) FROM entries ORDER BY sequence"):
             entries.append(_entry(path, sequence, body))
     except (sqlite3.DatabaseError, JournalDamaged):
         pass  # what came before the damage is what can be kept
-    try:
-        state = {key: json.loads(value) for key, value in connection.execute("SELECT key, value FROM state")}
-    except (sqlite3.DatabaseError, ValueError):
-        pass
+    with suppress(sqlite3.DatabaseError):
+        for key, value in connection.execute(_READ_STATE):
+            with suppress(ValueError):
+                state[key.decode()] = unsealed(value)
     connection.close()
     return entries, state
 

@@ -14,6 +14,7 @@ import json
 import os
 import secrets
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -40,13 +41,15 @@ from fleetd.journal import Journal
 from fleetd.model import Owner
 from fleetd.paths import CampaignPaths, StatePaths
 from fleetd.wire import WireError, dumps, loads
-from policies.errors import EXIT_BUG, EXIT_OK, ExplainedError, from_json
+from policies.errors import EXIT_BUG, EXIT_OK, ExplainedError, JournalDamaged, from_json
 
 ENV_READY = "FLEETD_READY_FD"
 START_SECONDS_MAX = 30.0
 ANSWER_SECONDS_MAX = 5.0
 ID_BYTES = 8
 READY_BYTES_MAX = 65536
+CAMPAIGNS_SHOWN_MAX = 3
+ENTRIES_PER_READ = 10_000
 
 ReportWriter = Callable[[CampaignPaths, dict[str, Any]], tuple[Path, Path]]
 """Writes report.html and report.json of a campaign from a status document; it comes from the screens, which know how things look."""
@@ -120,6 +123,7 @@ def report_writer_by_name(paths: CampaignPaths, document: dict[str, Any]) -> tup
 
 
 def _serve(paths: StatePaths, journal: Journal, write_report: ReportWriter) -> None:
+    _check_history(paths, journal)
     owner, started_at = _next_generation(paths, journal), clock.read().now
     code_digest()  # read now: files may be replaced by a newer release while this process runs
     daemon = Daemon(pid=os.getpid(), id=owner.coordinator_id, generation=owner.generation, started_at=started_at, paths=paths)
@@ -143,6 +147,28 @@ def _serve(paths: StatePaths, journal: Journal, write_report: ReportWriter) -> N
         loop.run()
     finally:
         api.close()
+
+
+def _check_history(paths: StatePaths, journal: Journal) -> None:
+    """JournalDamaged when the disk holds campaigns of which the journal knows nothing: it was lost or cut, and an empty list would say
+    that all is well. A campaign's directory is only ever made after its entry is on the disk."""
+    known = {str(entry.get("campaign_id")) for entry in _launches(journal)}
+    lost = sorted(path.name for path in paths.campaigns.glob("*") if path.is_dir() and path.name not in known)
+    if lost:
+        shown = ", ".join(lost[:CAMPAIGNS_SHOWN_MAX]) + (f" and {len(lost) - CAMPAIGNS_SHOWN_MAX} more" if len(lost) > CAMPAIGNS_SHOWN_MAX else "")
+        aside = paths.root / "campaigns-without-history"
+        raise JournalDamaged(
+            "the journal has lost campaigns", where=str(paths.journal), what=f"it knows nothing of {shown}; their runs on hosts go on by themselves",
+            fix="restore it from a backup; to go on without them: " + f"mkdir -p {aside} && mv " + " ".join(
+                shlex.quote(str(paths.campaigns / name)) for name in lost) + f" {aside}/",
+        )
+
+
+def _launches(journal: Journal) -> Iterator[dict[str, Any]]:
+    after = 0
+    while entries := journal.entries(after=after, limit=ENTRIES_PER_READ):
+        yield from (entry for entry in entries if entry.get("kind") == "campaign_launched")
+        after = entries[-1]["sequence"]
 
 
 def _session(plan: HostPlan, owner: Owner) -> Session:

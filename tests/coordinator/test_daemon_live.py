@@ -237,6 +237,24 @@ def test_a_damaged_journal_stops_the_start_and_keeps_its_bytes(coordinator: Coor
     assert coordinator.paths.journal.read_bytes() == damaged
 
 
+def test_a_journal_that_has_lost_a_campaign_stops_the_start_instead_of_calling_everything_well(tmp_path: Path) -> None:
+    paths = StatePaths(tmp_path / "state")
+    kept = paths.campaign("20260916T185910Z-lost").root
+    kept.mkdir(parents=True)
+    (kept / "frozen.json").write_text("{}")
+
+    with pytest.raises(JournalDamaged, match="lost campaigns") as refusal:
+        ensure_running(paths.root)
+    assert "20260916T185910Z-lost" in refusal.value.what
+    subprocess.run(["sh", "-c", refusal.value.fix.partition("without them: ")[2]], check=True)
+    assert (paths.root / "campaigns-without-history" / kept.name / "frozen.json").read_text() == "{}"
+    pid, started = ensure_running(paths.root)
+    process = psutil.Process(pid)
+    process.terminate()
+    process.wait(20)
+    assert started
+
+
 def test_a_state_directory_with_a_long_path_works(tmp_path: Path) -> None:
     root = tmp_path / ("long" * 20) / ("path" * 20)
     pid, started = ensure_running(root)

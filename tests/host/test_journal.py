@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -91,6 +92,40 @@ def test_damaged_bytes_are_named_with_the_command_that_salvages_them(tmp_path: P
     assert (tmp_path / "journal.db.damaged-1").read_bytes() == bytes(data)
     assert f"kept {len(numbers)} entries" in capsys.readouterr().out
     kept.close()
+
+
+@pytest.mark.parametrize("flip", [0xFF, 0x01], ids=["no longer text", "still text"])
+@pytest.mark.parametrize("where", [b"middle", b"wish"])
+def test_a_byte_that_changed_inside_an_entry_or_a_value_is_damage_and_not_history(tmp_path: Path, where: bytes, flip: int) -> None:
+    path = tmp_path / "journal.db"
+    journal = Journal.open(path)
+    journal.append([{"text": "first"}, {"text": "middle"}, {"text": "last"}], state={"order": "wish", "owner": "me"})
+    journal.close()
+    data = bytearray(path.read_bytes())
+    data[data.index(where)] ^= flip  # the shape of the pages stays right: SQLite's own check finds nothing
+    path.write_bytes(data)
+
+    with pytest.raises(JournalDamaged, match="damaged") as refusal:
+        Journal.open(path).entries()
+    assert "not what was written" in refusal.value.what
+    assert main(["salvage", str(path)]) == 0
+    kept = Journal.open(path)
+    assert [entry["text"] for entry in kept.entries()] == (["first"] if where == b"middle" else ["first", "middle", "last"])
+    assert (kept.state_get("order"), kept.state_get("owner")) == ("wish" if where == b"middle" else None, "me")
+    kept.close()
+
+
+def test_a_journal_from_before_there_were_checksums_is_read_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    Journal.open(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("INSERT INTO entries VALUES (1, ?)", ('{"kind":"a","sequence":1}',))
+        connection.execute("INSERT INTO state VALUES ('owner', '\"me\"')")
+    connection.close()
+    journal = Journal.open(path)
+    journal.append([{"kind": "b"}])
+    assert [entry["kind"] for entry in journal.entries()] == ["a", "b"] and journal.state_get("owner") == "me"
+    journal.close()
 
 
 @pytest.mark.parametrize("damage", [b"", b"this is no database at all" * 100])
