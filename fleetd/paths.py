@@ -122,6 +122,15 @@ class HostPaths:
         return self.root / "owner.json"
 
     @property
+    def caps(self) -> Path:
+        """What the self-tests of this boot have shown."""
+        return self.root / "caps.json"
+
+    @property
+    def caps_lock(self) -> Path:
+        return self.root / "caps.lock"
+
+    @property
     def releases(self) -> Path:
         return self.root / "releases"
 

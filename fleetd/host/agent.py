@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetd import clock, faults, logs
-from fleetd.host import cgroups, meters, reading, rundir, tidy
+from fleetd.host import cradle, meters, reading, rundir, tidy
 from fleetd.host.ownership import claim, explain_os_error
 from fleetd.host.processes import boot_id
 from fleetd.host.reports import Reports
@@ -32,7 +32,6 @@ from policies.facts import CapGrade, format_moment
 POLL_LOOK_SECONDS = 0.1
 POLL_WAIT_SECONDS_MAX = 60.0
 READ_BYTES = 256 * 1024
-PROBE_LIMIT_BYTES = 64 * 1024 * 1024
 
 
 @dataclass
@@ -188,16 +187,13 @@ class Agent:
 
     def _facts(self) -> HostFacts:
         if self._cgroup_part is None:
-            group, self._cgroup_part = cgroups.create(f"{cgroups.PROBE_PREFIX}{os.getpid()}", PROBE_LIMIT_BYTES)
-            cgroups.remove(group)
-        sampled = CapPart(grade=CapGrade.SAMPLED, means="RssAnon + RssShmem of the tree each second")
+            self._cgroup_part = cradle.host_part(self.root)
         accelerators = meters.accelerator_names()
-        allocator = CapPart(grade=CapGrade.ENFORCED if accelerators else CapGrade.ABSENT, means=", ".join(accelerators) or "no accelerator")
         return HostFacts(
             hostname=platform.node(), boot_id=boot_id(), kernel=platform.release(), python=platform.python_version(), architecture=platform.machine(),
             cpu_count=os.cpu_count() or 1, memory_total_bytes=meters.total_bytes(), memory_available_bytes=meters.available_bytes() or 0,
             disk_free_bytes=self._disk_free() or 0, root_writable=os.access(self.root, os.W_OK | os.X_OK),
-            cap_means={"cgroup": self._cgroup_part, "sampler": sampled, "allocator": allocator, "floor": sampled}, accelerators=accelerators,
+            cap_means=_cap_means(self._cgroup_part, accelerators), accelerators=accelerators,
         )
 
     def _disk_free(self) -> int | None:
@@ -210,6 +206,16 @@ class Agent:
         data = memoryview(dumps(answer).encode() + b"\n")
         while data:
             data = data[os.write(self._output, data):]
+
+
+def _cap_means(cgroup: CapPart, accelerators: tuple[str, ...]) -> dict[str, CapPart]:
+    """What each part of a cap can be on this host. How strongly it holds for one run is said by that run's observation."""
+    device = CapPart(grade=CapGrade.SAMPLED, means=f"device bytes of the tree each second, beside the trainer's own limit: {', '.join(accelerators)}")
+    return {
+        "cgroup": cgroup, "sampler": CapPart(grade=CapGrade.SAMPLED, means="anonymous and shared memory of the tree, four times a second or faster"),
+        "allocator": device if accelerators else CapPart(grade=CapGrade.ABSENT, means="no accelerator"),
+        "floor": CapPart(grade=CapGrade.SAMPLED, means="MemAvailable of the host, each second or faster"),
+    }
 
 
 def _object(request: dict[str, Any], name: str) -> dict[str, Any]:

@@ -5,19 +5,22 @@
     read "joined" ◄──────────────────── says so, waits at the gate
     write attempt.json (durable)
     open the gate ────────────────────► chdir, exec        (the pipe closes: it runs; a line in it: why not)
-If the shim dies before the gate opens, the child reads the end of the pipe and leaves: no trainer ever runs unrecorded.
+If the shim dies before the gate opens, the child reads the end of the pipe and leaves: no trainer ever runs unrecorded. With a scope
+(fleetd.host.scopes) the child executes systemd-run before it stands at the gate, and the gate is a program in the scope.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from fleetd import faults
-from fleetd.host import cgroups
+from fleetd import clock, faults
+from fleetd.host import cgroups, scopes
 from fleetd.host.launch import CONTRACT_VARIABLES, release_folder, reset_signals
 from fleetd.host.rundir import effective_cutoff, read_cutoff
 from fleetd.model import RunSpec
@@ -33,9 +36,35 @@ from policies.facts import (
 )
 
 EXIT_NOT_STARTED = 127
+_GATE = """
+import os, signal, sys
+gate, report, folder, argv = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:]
+subject = folder
+try:
+    os.dup2(1, 2)
+    os.write(report, b"joined")
+    if os.read(gate, 1) != b"g":
+        os._exit(127)
+    os.close(gate)
+    os.set_inheritable(report, False)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    os.chdir(folder)
+    subject = argv[0]
+    os.execvp(argv[0], argv)
+except Exception as fault:
+    os.write(report, f"{subject}: {getattr(fault, 'strerror', None) or fault}".encode()[:4096])
+finally:
+    os._exit(127)
+"""
+"""The same as `_become` from the gate on, as a program: systemd-run executes it once its process is in the scope."""
 REPORT_BYTES_MAX = 4096
 OOM_SCORE_ADJUSTMENT = 300
 """If the whole machine runs out, the kernel should take a trainer, which resumes, before the processes that watch it."""
+
+
+class ScopeRefused(OSError):
+    """The service manager made no scope; the child that asked for it has ended and was reaped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +113,11 @@ def trainer_environment(
 
 
 def conceive(
-    argv: tuple[str, ...], environment: dict[str, str], *, folder: Path, output: Path, group: cgroups.Group, lock: int, holds_signals: bool = False
+    argv: tuple[str, ...], environment: dict[str, str], *, folder: Path, output: Path, group: cgroups.Group, lock: int | None,
+    holds_signals: bool = False, scope: scopes.Scope | None = None,
 ) -> Newborn:
-    """Fork a child and wait until it stands at the gate. OSError when there is no process or file to be had.
+    """Fork a child and wait until it stands at the gate. OSError when there is no process or file to be had, ScopeRefused where the scope
+    can't be.
 
     `holds_signals`: the program takes SIGTERM and SIGINT over itself, so they wait for it while it starts instead of ending it.
     """
@@ -100,7 +131,7 @@ def conceive(
         if pid == 0:
             os.close(gate_writer)
             _become(argv, environment, folder=folder, streams=(null, log, log), group=group, lock=lock, gate=gate_reader, report=report_writer,
-                    holds_signals=holds_signals)
+                    holds_signals=holds_signals, scope=scope)
     except OSError:
         os.close(gate_writer)
         os.close(report_reader)
@@ -109,7 +140,12 @@ def conceive(
         for descriptor in (log, null, gate_reader, report_writer):
             os.close(descriptor)
     faults.after("trainer born")
-    word, _, number = os.read(report_reader, REPORT_BYTES_MAX).partition(b" ")
+    if scope is not None and (refusal := _refusal_of_scope(report_reader)) is not None:
+        os.close(gate_writer)
+        os.close(report_reader)
+        _take_in(pid)
+        raise ScopeRefused(refusal)
+    word, _, number = (b"joined", b"", b"") if scope is not None else os.read(report_reader, REPORT_BYTES_MAX).partition(b" ")
     return Newborn(pid=pid, gate=gate_writer, report=report_reader, join_errno=int(number) if word == b"unjoined" else None)
 
 
@@ -123,8 +159,8 @@ def read_report(report: int) -> str | None:
 
 
 def _become(
-    argv: tuple[str, ...], environment: dict[str, str], *, folder: Path, streams: tuple[int, int, int], group: cgroups.Group, lock: int,
-    gate: int, report: int, holds_signals: bool,
+    argv: tuple[str, ...], environment: dict[str, str], *, folder: Path, streams: tuple[int, int, int], group: cgroups.Group, lock: int | None,
+    gate: int, report: int, holds_signals: bool, scope: scopes.Scope | None,
 ) -> NoReturn:
     """The child's side. Nothing here may return or raise into the shim's own code."""
     subject: object = "the start"
@@ -135,8 +171,12 @@ def _become(
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         for target, source in enumerate(streams):
             os.dup2(source, target)
-        os.set_inheritable(lock, True)
+        if lock is not None:
+            os.set_inheritable(lock, True)
         _prefer_as_victim()
+        if scope is not None:
+            subject = scope.command[0]
+            _enter(scope, argv, environment, folder=folder, gate=gate, report=report)
         _join(group, report)
         if os.read(gate, 1) != b"g":
             os._exit(EXIT_NOT_STARTED)
@@ -148,6 +188,39 @@ def _become(
         os.write(report, f"{subject}: {getattr(fault, 'strerror', None) or fault}".encode()[:REPORT_BYTES_MAX])
     finally:
         os._exit(EXIT_NOT_STARTED)
+
+
+def _enter(scope: scopes.Scope, argv: tuple[str, ...], environment: dict[str, str], *, folder: Path, gate: int, report: int) -> NoReturn:
+    """Become systemd-run, which becomes the gate inside of the scope. What systemd-run has to complain about goes to the shim."""
+    for descriptor in (gate, report):
+        os.set_inheritable(descriptor, True)
+    os.dup2(report, 2)
+    gatekeeper = (sys.executable, "-I", "-S", "-c", _GATE, str(gate), str(report), str(folder))
+    os.execvpe(scope.command[0], (*scope.command, *gatekeeper, *argv), {**scope.environment, **environment})  # noqa: S606
+
+
+def _refusal_of_scope(report: int) -> str | None:
+    """None once the child stands at its gate in the scope; what systemd-run said when it ended or took too long."""
+    said = b""
+    give_up_seconds = clock.boottime_seconds() + scopes.SCOPE_SECONDS_MAX
+    while not said.endswith(b"joined"):
+        if not select.select([report], [], [], max(0.0, give_up_seconds - clock.boottime_seconds()))[0]:
+            return f"systemd-run made no scope within {scopes.SCOPE_SECONDS_MAX:.0f} s"
+        part = os.read(report, REPORT_BYTES_MAX)
+        if not part:
+            return " ".join(said.decode("utf-8", "replace").split())[:REPORT_BYTES_MAX] or "systemd-run ended without a word"
+        said = (said + part)[-REPORT_BYTES_MAX:]
+    return None
+
+
+def _take_in(pid: int) -> None:
+    """End and reap a child of ours: until it is reaped nobody else can have its pid."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    finally:
+        os.close(descriptor)
+    os.waitpid(pid, 0)
 
 
 def _join(group: cgroups.Group, report: int) -> None:

@@ -11,15 +11,12 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from fleetd.model import CapPart
-from policies.facts import MIB, CapGrade
+from policies.facts import CapGrade
 from policies.memory import gib
 
 PREFIX = "fleetd-"
@@ -29,15 +26,6 @@ REMOVE_TRIES_MAX = 40
 REMOVE_WAIT_SECONDS = 0.05
 V1_UNLIMITED_BYTES = 1 << 60
 """cgroup v1 writes "no limit" as a number near 2**63."""
-SELF_TEST_LIMIT_BYTES = 64 * MIB
-SELF_TEST_HOG_MIB = 200
-SELF_TEST_SECONDS_MAX = 30.0
-_HOG = """
-import sys
-held = []
-for _ in range(int(sys.argv[1])):
-    held.append(bytearray(b"x" * 2**20))
-"""
 _HELD_KEYS_V2 = ("anon", "shmem")
 _HELD_KEYS_V1 = ("total_rss", "total_shmem", "total_swap")
 _HELD_KEYS = frozenset(_HELD_KEYS_V2 + _HELD_KEYS_V1)
@@ -81,13 +69,13 @@ class Hierarchy:
         return self.mount + self.own.rstrip("/")
 
 
-def hierarchies() -> tuple[Hierarchy | None, Hierarchy | None]:
-    """Ours in cgroup v1 memory, and ours in cgroup v2; None where not mounted or not visible from here."""
+def hierarchies(pid: int | str = "self") -> tuple[Hierarchy | None, Hierarchy | None]:
+    """Our own place, or that of `pid`, in cgroup v1 memory and in cgroup v2; None where not mounted or not visible from here."""
     mounts = [line.split() for line in Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()]
     v1_mount = next((fields[1] for fields in mounts if fields[2] == "cgroup" and "memory" in fields[3].split(",")), None)
     v2_mount = next((fields[1] for fields in mounts if fields[2] == "cgroup2"), None)
     v1, v2 = None, None
-    for line in Path("/proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8", errors="replace").splitlines():
         number, controllers, own = line.split(":", 2)
         if v1_mount and "memory" in controllers.split(","):
             v1 = Hierarchy(kind="v1", mount=v1_mount, own=own)
@@ -134,6 +122,25 @@ def join(group: Group) -> None:
     """Move the calling process (a child before exec) into the group. OSError when the kernel refuses."""
     for folder in group.folders:
         _write(f"{folder}/cgroup.procs", "0")
+
+
+def limit_read_back(hierarchy: Hierarchy, folder: str, limit_bytes: int) -> int:
+    """What the kernel keeps of a limit: rounded down to whole pages. OSError for anything else, which is no limit of ours."""
+    name = "memory.limit_in_bytes" if hierarchy.kind == "v1" else "memory.max"
+    text = _read(f"{folder}/{name}") or "nothing"
+    set_bytes = int(text) if text.isdigit() else V1_UNLIMITED_BYTES
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    if not limit_bytes - page_bytes < set_bytes <= limit_bytes:
+        raise OSError(errno.EINVAL, f"the limit reads back as {text}, not {limit_bytes}")
+    return set_bytes
+
+
+def end_as_a_whole(folder: str) -> None:
+    """Let the kernel end the whole group at its limit instead of its biggest process, where it can (v2)."""
+    try:
+        _write(f"{folder}/memory.oom.group", "1")
+    except OSError:
+        pass  # v1, or a group that belongs to another user
 
 
 def oom_kills(group: Group) -> int | None:
@@ -192,39 +199,6 @@ def remove(group: Group) -> bool:
     return not left
 
 
-def self_test() -> CapPart:
-    """ENFORCED when a 200 MiB hog died under a 64 MiB limit and the kernel counted it, else ABSENT with what happened.
-
-    It takes part of a second; the caller keeps the answer for this boot.
-    """
-    group, part = create(f"selftest-{os.getpid()}", SELF_TEST_LIMIT_BYTES)
-    try:
-        return _hog_dies(group, part) if part.grade is CapGrade.ENFORCED else part
-    except (OSError, subprocess.SubprocessError) as fault:
-        return CapPart(grade=CapGrade.ABSENT, means=f"the self-test could not run: {fault}")
-    finally:
-        kill_all(group)
-        remove(group)
-
-
-def _hog_dies(group: Group, part: CapPart) -> CapPart:
-    hog = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _HOG, str(SELF_TEST_HOG_MIB)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        preexec_fn=lambda: join(group),
-    )
-    try:
-        hog.communicate(timeout=SELF_TEST_SECONDS_MAX)
-    finally:
-        hog.kill()
-        hog.wait()
-    kills = oom_kills(group)
-    if hog.returncode == -signal.SIGKILL and kills:
-        kind = part.means.split(" /", 1)[0]
-        return CapPart(grade=CapGrade.ENFORCED, means=f"{kind}: a {SELF_TEST_HOG_MIB} MiB hog died under a {SELF_TEST_LIMIT_BYTES // MIB} MiB limit")
-    ended = f"exit {hog.returncode}, {kills} kills counted"
-    return CapPart(grade=CapGrade.ABSENT, means=f"a {SELF_TEST_HOG_MIB} MiB hog under a {SELF_TEST_LIMIT_BYTES // MIB} MiB limit ended with {ended}")
-
-
 def _make_tracker(v2: Hierarchy, name: str) -> str | None:
     folder = f"{_parent_v2(v2)}/{PREFIX}{name}"
     try:
@@ -258,9 +232,9 @@ def _limit_v2(v2: Hierarchy, name: str, limit_bytes: int, tracker: str | None) -
         raise OSError(errno.EACCES, f"no group may be made below {_parent_v2(v2)}")
     _hand_out_memory(v2)
     _write(f"{tracker}/memory.max", str(limit_bytes))
-    for file, value in (("memory.swap.max", "0"), ("memory.oom.group", "1")):
-        if os.path.exists(f"{tracker}/{file}"):
-            _write(f"{tracker}/{file}", value)
+    if os.path.exists(f"{tracker}/memory.swap.max"):
+        _write(f"{tracker}/memory.swap.max", "0")
+    end_as_a_whole(tracker)
     return tracker
 
 
@@ -296,13 +270,7 @@ def _is_delegated(folder: str) -> bool:
 
 
 def _read_back(hierarchy: Hierarchy, folder: str, limit_bytes: int) -> CapPart:
-    """The kernel rounds a limit down to whole pages; anything else than that is no limit of ours."""
-    name = "memory.limit_in_bytes" if hierarchy.kind == "v1" else "memory.max"
-    text = _read(f"{folder}/{name}") or "nothing"
-    set_bytes = int(text) if text.isdigit() else V1_UNLIMITED_BYTES
-    page_bytes = os.sysconf("SC_PAGE_SIZE")
-    if not limit_bytes - page_bytes < set_bytes <= limit_bytes:
-        raise OSError(errno.EINVAL, f"the limit reads back as {text}, not {limit_bytes}")
+    set_bytes = limit_read_back(hierarchy, folder, limit_bytes)
     shown = folder.removeprefix(hierarchy.mount)
     return CapPart(grade=CapGrade.ENFORCED, means=f"cgroup {hierarchy.kind} {shown}, limit read back {gib(set_bytes)}")
 

@@ -28,9 +28,10 @@ from typing import Any
 
 from fleetd import clock, faults, logs
 from fleetd.clock import Moment
-from fleetd.host import cgroups, rundir, tidy, tree
-from fleetd.host.birth import Newborn, conceive, read_report, trainer_environment
+from fleetd.host import cgroups, cradle, rundir, tidy, tree
+from fleetd.host.birth import conceive, read_report, trainer_environment
 from fleetd.host.guard import TICK_SECONDS, DeadlineGuard, Due, SupervisorGuard
+from fleetd.host.kills import KillCounter, wait_for_kills
 from fleetd.host.processes import identity_of, look, set_child_subreaper, sight_of
 from fleetd.host.rundir import AttemptRecord
 from fleetd.model import CapPart, ExitRecord, RunSpec
@@ -117,6 +118,7 @@ class Shim:
         self.paths, self.spec, self.attempt, self.lock = paths, spec, attempt, lock
         self.token = secrets.token_hex(16)
         self.group, self.cap = cgroups.Group(), CapPart(grade=CapGrade.ABSENT, means="not made yet")
+        self.kills = KillCounter(self.group)
         self.guard = SupervisorGuard(paths, attempt)
         self.deadline = DeadlineGuard(paths, spec, clock.read())
         self.record: AttemptRecord | None = None
@@ -153,13 +155,12 @@ class Shim:
         if self.deadline.due(clock.boottime_seconds(), None, is_supervised=True) is Due.KILL:
             raise StartRefused(Reason.DEADLINE, "the cutoff passed before the start")
         caps = self.spec.caps
-        self.group, self.cap = cgroups.create(tidy.group_name(self.paths, self.attempt), caps.host_bytes)
-        faults.after("cgroup made")
-        newborn = self._conceive(str(resume.path) if resume else "")
+        born = cradle.bear(tidy.group_name(self.paths, self.attempt), caps.host_bytes, self._conceiver(str(resume.path) if resume else ""))
+        newborn, self.group, self.cap = born.newborn, born.group, born.cap
+        self.kills = KillCounter(self.group)
         self.pid, self.pidfd = newborn.pid, os.pidfd_open(newborn.pid)
         try:
-            if newborn.join_errno is not None:
-                self.cap = CapPart(grade=CapGrade.ABSENT, means=f"joining the cgroup was refused: {os.strerror(newborn.join_errno)}")
+            self.cap = cradle.proven(self.paths.root.parent.parent, self.cap)
             if caps.demand is CapGrade.ENFORCED and self.cap.grade is not CapGrade.ENFORCED:
                 raise StartRefused(Reason.PREFLIGHT, f"the plan demands an enforced cap, here it is {self.cap.grade}: {self.cap.means}")
             self.record = AttemptRecord(
@@ -176,12 +177,13 @@ class Shim:
         newborn.open_gate()
         logs.changed("trainer_started", attempt=self.attempt, pid=newborn.pid, cap=self.cap.means, resume=self.record.resume or "nothing")
 
-    def _conceive(self, resume: str) -> Newborn:
+    def _conceiver(self, resume: str) -> cradle.Conceive:
         environment = trainer_environment(self.paths, self.spec, token=self.token, resume=resume, inherited=dict(os.environ))
         folder = Path(self.spec.working_directory) if self.spec.working_directory else self.paths.root
         output = self.paths.attempt(self.attempt).stdout
-        return conceive(
-            self.spec.argv, environment, folder=folder, output=output, group=self.group, lock=self.lock, holds_signals=self.paths.task.exists(),
+        return lambda group, scope: conceive(
+            self.spec.argv, environment, folder=folder, output=output, group=group, lock=self.lock, holds_signals=self.paths.task.exists(),
+            scope=scope,
         )
 
     def _never_ran(self, reason: Reason, text: str) -> None:
@@ -200,7 +202,7 @@ class Shim:
         if cutoff_seconds is not None:
             left_seconds = cutoff_seconds - clock.boottime_seconds()
             wait_seconds = min(wait_seconds, left_seconds) if left_seconds > 0 else wait_seconds
-        select.select(watched, [], [], wait_seconds)
+        wait_for_kills(watched, self.kills, wait_seconds)
 
     def _do(self, duty: Callable[[Moment], None], moment: Moment) -> None:
         try:
@@ -331,7 +333,7 @@ class Shim:
 
     def _ending(self, *, wait_status: int | None) -> ExitRecord:
         cap = f"{self.cap.grade}: {self.cap.means}"
-        counters = {"cap": cap, "oom_kills": cgroups.oom_kills(self.group), "peak_bytes": cgroups.peak_bytes(self.group)}
+        counters = {"cap": cap, "oom_kills": self.kills.read(), "peak_bytes": cgroups.peak_bytes(self.group)}
         code = os.waitstatus_to_exitcode(wait_status) if wait_status is not None else None
         return ExitRecord(
             attempt=self.attempt, at=clock.read().now, wait_status=wait_status, observed_by="shim",

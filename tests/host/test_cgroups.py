@@ -155,18 +155,3 @@ def test_an_ordinary_user_gets_an_absent_cap_that_says_why():
     assert done.returncode == 0, done.stderr
     assert "ABSENT" in done.stdout
     assert "ermission" in done.stdout
-
-
-def test_the_self_test_lets_a_hog_die():
-    part = cgroups.self_test()
-
-    assert part.grade in (CapGrade.ENFORCED, CapGrade.ABSENT)
-    assert (part.grade is CapGrade.ENFORCED) == ("a 200 MiB hog died under a 64 MiB limit" in part.means)
-
-
-def test_a_limit_that_does_not_bite_is_found_out_by_the_self_test(monkeypatch):
-    monkeypatch.setattr(cgroups, "join", lambda group: None)
-
-    part = cgroups.self_test()
-
-    assert part.grade is CapGrade.ABSENT

@@ -13,7 +13,7 @@ import pytest
 from host_edges import executed, living_shim, make_run, make_spec, python, start_shim, supervised, wait_until, want_run, without_a_supervisor
 from test_rundir import checkpoint, flip_a_byte
 
-from fleetd.host import cgroups, rundir
+from fleetd.host import cgroups, cradle, rundir
 from fleetd.host.birth import EXIT_NOT_STARTED, conceive
 from fleetd.host.processes import look, sight_of
 from fleetd.host.tree import members
@@ -246,7 +246,7 @@ def test_after_the_cutoff_nothing_is_started(tmp_path):
 
 
 def test_a_hog_is_killed_at_the_cap_and_the_record_shows_whose_kill_it_was(tmp_path):
-    if cgroups.self_test().grade is not CapGrade.ENFORCED:
+    if cradle.self_test().grade is not CapGrade.ENFORCED:
         pytest.skip("no limit bites here")
     hog = "held = [bytearray(b'x' * 2**20) for _ in range(400)]"
     paths = make_run(tmp_path, make_spec(python(hog), run_id="r1", host_bytes=100 * MIB))
