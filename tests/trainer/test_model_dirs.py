@@ -160,6 +160,8 @@ def test_code_and_pickles_in_the_directory_are_never_touched(llama_dir: Path) ->
     ({"rope_parameters": {"rope_type": "yarn", "factor": 4}}, "rope_type 'default'"), ({"rope_scaling": {"type": "linear"}}, "rope_scaling"),
     ({"quantization_config": {"bits": 4}}, "quantization_config"), ({"attention_dropout": 0.1}, "attention_dropout"),
     ({"mlp_bias": 1}, "mlp_bias"), ({"head_dim": 15}, "head_dim"), ({"tie_word_embeddings": "no"}, "tie_word_embeddings"),
+    ({"rope_parameters": {"rope_theta": None}}, "rope_parameters.rope_theta is None"), ({"eos_token_id": "2"}, "eos_token_id"),
+    ({"hidden_size": 33, "head_dim": 16}, "hidden_size 33 over 2 heads"), ({"initializer_range": 7}, "initializer_range"),
     ({"torch_dtype": "float16", "dtype": "float32"}, "torch_dtype"), ({"pad_token_id": 48}, "pad_token_id"),
 ])
 def test_a_config_that_means_another_arithmetic_is_refused_by_key(llama_dir: Path, changes: dict[str, Any], says: str) -> None:
@@ -168,6 +170,14 @@ def test_a_config_that_means_another_arithmetic_is_refused_by_key(llama_dir: Pat
     with pytest.raises(PlanInvalid) as refusal:
         read_model_directory(llama_dir)
     assert says in refusal.value.what and refusal.value.where.endswith("config.json")
+
+
+def test_whole_numbers_where_the_library_wants_floats_change_nothing(llama_dir: Path) -> None:
+    expected = logits(loaded_by_us(llama_dir))
+    config = json.loads((llama_dir / "config.json").read_text())
+    whole = {"attention_dropout": 0, "rope_parameters": {"rope_theta": 10000, "rope_type": "default"}, "initializer_range": 0, "eos_token_id": [2, 3]}
+    (llama_dir / "config.json").write_text(json.dumps({**config, **whole}))
+    assert torch.equal(logits(loaded_by_us(llama_dir)), expected)
 
 
 def test_a_fresh_model_states_its_width(tmp_path: Path, shards: Path) -> None:

@@ -66,6 +66,13 @@ def name_an_unknown_language(folder: Path) -> None:
     path.write_bytes(bytes([9, *path.read_bytes()[1:]]))
 
 
+def count_languages_with_a_word(folder: Path) -> None:
+    index = json.loads((folder / "shards_index.json").read_text())
+    index["shards"][1]["langs"] = 7
+    (folder / "shards_index.json").write_text(json.dumps(index))
+    (folder / "val_001.bin.json").write_text(json.dumps(index["shards"][1]))
+
+
 def write_a_key_twice(folder: Path) -> None:
     (folder / "shards_index.json").write_text('{"dtype": "uint16", "dtype": "uint16", "shards": []}')
 
@@ -74,7 +81,7 @@ def write_a_key_twice(folder: Path) -> None:
     (flip_a_byte, "val_001.bin", "sha256"), (cut_the_end, "val_001.bin", "bytes"), (lose_the_shard, "val_001.bin", "missing"),
     (lose_the_side_file, "val_001.bin.json", "missing"), (contradict_the_index, "val_001.bin.json", "docs"),
     (swap_two_languages, "val_001.langs.u8", "tokens of"), (name_an_unknown_language, "val_001.langs.u8", "offset 0"),
-    (write_a_key_twice, "shards_index.json", "twice"),
+    (write_a_key_twice, "shards_index.json", "twice"), (count_languages_with_a_word, "shards_index.json", "langs"),
 ])
 def test_damaged_shards_are_refused_by_name(damaged: Path, damage: Callable[[Path], None], names: str, says: str) -> None:
     assert open_corpus(damaged, "val").document_count == 16

@@ -150,6 +150,8 @@ def checked_entry(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
     for key in ("tokens", "docs"):
         if type(entry.get(key)) is not int or entry[key] < 0:
             raise _damaged(folder / INDEX_NAME, f"{name} has {key} {entry.get(key)!r}, a count is needed")
+    if entry.get("langs") is not None and not isinstance(entry["langs"], dict):
+        raise _damaged(folder / INDEX_NAME, f"{name} has langs {str(entry['langs'])[:40]!r}, token counts by language are needed")
     side_path = folder / f"{name}.json"
     try:
         side = read_json(side_path)

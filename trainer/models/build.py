@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-from policies.errors import CheckpointDamaged
+from policies.errors import CheckpointDamaged, PlanInvalid
 from trainer.formats.tensor_files import damaged, read_header
 from trainer.formats.transformers_dirs import ModelDirectory, read_model_directory
 from trainer.models.families import arithmetic_config
@@ -33,7 +33,12 @@ def build_model(config: dict[str, Any], *, seed: int) -> nn.Module:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-    described = AutoConfig.for_model(config["model_type"], **arithmetic_config(config))
+    try:
+        described = AutoConfig.for_model(config["model_type"], **arithmetic_config(config))
+    except Exception as fault:  # its own checks raise its own errors, which differ between versions
+        raise PlanInvalid("the model can't be built", where=f"model_type {config['model_type']}",
+                          what=f"transformers refuses its config: {' '.join(str(fault).split())}",
+                          fix="correct these keys of the model's config and launch again") from fault
     model = AutoModelForCausalLM.from_config(described, attn_implementation="sdpa", dtype=torch.float32)  # type: ignore[no-untyped-call]
     assert isinstance(model, nn.Module)
     stored = set(model.state_dict())

@@ -26,7 +26,8 @@ DTYPE_KEYS = ("torch_dtype", "dtype")
 """What the weights were stored as, in files of transformers 4 and 5. Here everything is computed in fp32, so it changes nothing."""
 NEVER_TAKEN: dict[str, tuple[Any, ...]] = {"quantization_config": (None,), "pruned_heads": (None, {}), "is_encoder_decoder": (False,)}
 ROPE_KEYS = ("rope_theta", "rope_type", "partial_rotary_factor")
-TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
+PADDING_KEY = "pad_token_id"
+TOKEN_KEYS = ("bos_token_id", "eos_token_id", PADDING_KEY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,7 @@ FAMILIES: dict[str, Family] = {
             "activation_function": ("gelu_new",), "tie_word_embeddings": (True,), "scale_attn_weights": (True,),
             "scale_attn_by_inverse_layer_idx": (False,), "add_cross_attention": (False,),
         },
-        numbers={"layer_norm_epsilon": (0.0, 1.0), "initializer_range": (0.0, 1e3), "embd_pdrop": (0.0, 1.0), "attn_pdrop": (0.0, 1.0),
+        numbers={"layer_norm_epsilon": (0.0, 1.0), "initializer_range": (0.0, 1.0), "embd_pdrop": (0.0, 1.0), "attn_pdrop": (0.0, 1.0),
                  "resid_pdrop": (0.0, 1.0)},
         optional=("n_inner",),
     ),
@@ -64,7 +65,7 @@ FAMILIES: dict[str, Family] = {
         refused={
             "hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,), "attention_dropout": (0, 0.0), "rope_scaling": (None,),
         },
-        numbers={"rms_norm_eps": (0.0, 1.0), "initializer_range": (0.0, 1e3), "rope_theta": (1e-3, 1e12)},
+        numbers={"rms_norm_eps": (0.0, 1.0), "initializer_range": (0.0, 1.0), "rope_theta": (1e-3, 1e12)},
         optional=("num_key_value_heads", "head_dim", "tie_word_embeddings", "rope_parameters"),
     ),
 }
@@ -140,10 +141,17 @@ def _not_staged(folder: Path, what: str) -> DataDamaged:
 
 
 def arithmetic_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a checked config that say what is computed: all that the library is given of it."""
+    """The keys of a checked config that say what is computed: all that the library is given of it.
+
+    It insists on floats where a file may say 0 or 10000. Where a text begins and ends computes nothing; padding does: its row has no gradient.
+    """
     family = FAMILIES[config["model_type"]]
-    known = (*family.needed, *family.refused, *family.numbers, *family.optional, *TOKEN_KEYS)
-    return {key: config[key] for key in known if key in config}
+    known = (*family.needed, *family.refused, *family.numbers, *family.optional, PADDING_KEY)
+    given = {key: config[key] for key in known if key in config}
+    given |= {key: float(given[key]) for key in (*family.numbers, "attention_dropout") if key in given}
+    if given.get("rope_parameters") is not None:
+        given["rope_parameters"] = {key: float(value) if key != "rope_type" else value for key, value in given["rope_parameters"].items()}
+    return {**given, "bos_token_id": None, "eos_token_id": None}
 
 
 def _number_faults(config: dict[str, Any], family: Family) -> list[str]:
@@ -159,7 +167,7 @@ def _number_faults(config: dict[str, Any], family: Family) -> list[str]:
         listed = value if isinstance(value, list) and key == "eos_token_id" else [value]
         if not all(item is None or (type(item) is int and -1 <= item <= COUNT_MAX) for item in listed):
             faults.append(f"{key} is {_short(value)}, a token id or null is needed")
-    pad = config.get("pad_token_id")
+    pad = config.get(PADDING_KEY)
     if type(pad) is int and type(config.get("vocab_size")) is int and pad >= config["vocab_size"]:
         faults.append(f"pad_token_id is {pad}, beyond vocab_size {config['vocab_size']}")
     return faults
@@ -184,8 +192,8 @@ def _llama_faults(config: dict[str, Any]) -> list[str]:
     if type(config.get("tie_word_embeddings", False)) is not bool:
         faults.append(f"tie_word_embeddings is {_short(config['tie_word_embeddings'])}, true or false is needed")
     stated = config.get("head_dim")
-    if stated is None and (config["hidden_size"] % heads or config["hidden_size"] // heads % 2):
-        faults.append(f"hidden_size {config['hidden_size']} over {heads} heads gives no even head width, and head_dim is not stated")
+    if config["hidden_size"] % heads or (stated is None and config["hidden_size"] // heads % 2):
+        faults.append(f"hidden_size {config['hidden_size']} over {heads} heads gives no even head width")
     if stated is not None and (type(stated) is not int or not 2 <= stated <= COUNT_MAX or stated % 2):
         faults.append(f"head_dim is {_short(stated)}, an even width is needed")
     return faults + _rope_faults(config)
@@ -198,10 +206,11 @@ def _rope_faults(config: dict[str, Any]) -> list[str]:
         return []
     if not isinstance(rope, dict) or not set(rope) <= set(ROPE_KEYS) or rope.get("rope_type", "default") != "default":
         return [f"rope_parameters is {_short(rope)}, only rope_theta and rope_type 'default' are taken"]
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+    if type(rope.get("partial_rotary_factor", 1.0)) not in (int, float) or rope.get("partial_rotary_factor", 1.0) != 1.0:
         return [f"rope_parameters.partial_rotary_factor is {_short(rope['partial_rotary_factor'])}, only 1.0 is taken"]
-    theta, least, greatest = rope.get("rope_theta"), *FAMILIES["llama"].numbers["rope_theta"]
-    if theta is not None and (type(theta) not in (int, float) or not least <= theta < greatest):
+    theta: Any = rope.get("rope_theta")
+    least, greatest = FAMILIES["llama"].numbers["rope_theta"]
+    if "rope_theta" in rope and (type(theta) not in (int, float) or not least <= theta < greatest):
         return [f"rope_parameters.rope_theta is {_short(theta)}, a number of at least {least} and below {greatest} is needed"]
     if theta is not None and config.get("rope_theta", theta) != theta:
         return [f"rope_theta is {config['rope_theta']} and rope_parameters.rope_theta is {theta}: one of them is needed"]
