@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from policies.facts import GIB
 ROOT = Path(__file__).resolve().parents[2]
 MANPAGES = ROOT / "examples" / "manpages" / "plan.yaml"
 NOW = datetime(2026, 11, 30, 9, 0, tzinfo=timezone.utc)
+NOBODY = 65534
 
 
 def shown(loaded: LoadedPlan, width: int = 120) -> str:
@@ -44,7 +48,7 @@ def test_each_value_stands_beside_the_line_it_came_from_and_what_differs_comes_b
     source = MANPAGES.read_text(encoding="utf-8").split("\n")
     line_of_slow = next(number for number, text in enumerate(source, 1) if text.strip().startswith("slow:"))
     differs = next(text for text in lines if text.strip().startswith("training.optimizer.lr"))
-    assert f"slow 0.001  (line {line_of_slow})" in differs and "fast 0.006" in differs
+    assert f"slow 0.002  (line {line_of_slow})" in differs and "fast 0.012" in differs
     assert any(text.split() == ["training.log_every", "1", "·", "(default)"] for text in lines)
 
 
@@ -83,10 +87,28 @@ def test_a_root_below_a_file_can_not_be_made(tmp_path: Path) -> None:
     assert fault.title == "the host's root can't be made" and str(tmp_path / "file") in fault.what
 
 
-@pytest.mark.skipif(os.getuid() == 0, reason="nothing is unwritable for root")
-def test_a_root_that_is_not_writable_is_named(tmp_path: Path) -> None:
-    (tmp_path / "locked").mkdir(mode=0o500)
-    (fault,) = local_preflight(plan_of(tmp_path, host="root: locked/host, floor: 64MiB", candidate="command: [echo], memory_cap: 64MiB"))
+@contextmanager
+def as_an_ordinary_user() -> Iterator[None]:
+    """Root meets no permissions: for the block this process is nobody, with root kept as the saved user to come back to."""
+    if os.getuid() != 0:
+        yield
+        return
+    os.setresuid(NOBODY, NOBODY, 0)
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
+
+
+def test_a_root_that_is_not_writable_is_named() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        place.chmod(0o755)
+        (place / "locked").mkdir(mode=0o555)
+        loaded = plan_of(place, host="root: locked/host, floor: 64MiB", candidate="command: [echo], memory_cap: 64MiB")
+        with as_an_ordinary_user():
+            faults = local_preflight(loaded)
+    (fault,) = [fault for fault in faults if "root" in fault.title]
     assert "not writable" in fault.what
 
 

@@ -1,0 +1,18 @@
+"""House rule of every test: where CI runs, nothing skips. What a test needs is installed by `.ci/run`, or the run fails and says what was missing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.skipped and os.environ.get("CI") == "true":
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} skipped, and nothing skips in CI: {call.excinfo.value if call.excinfo else 'no reason given'}"
+    return report
