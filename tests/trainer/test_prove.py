@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from trainer_stage import GPT2, StopAfter, finish, make_run, make_task, prepare, start, train_here
+from trainer_stage import GPT2, StopAfter, finish, log_of, make_run, make_task, prepare, start, train_here
 
 from policies.errors import PlanInvalid, ResumeMismatch
 from policies.facts import TrainerExit
@@ -20,6 +20,7 @@ from trainer import loop
 from trainer.__main__ import main
 from trainer.files import dumps, folder_entries
 from trainer.findings import PARTS
+from trainer.fingerprint import code_digest
 from trainer.models.build import trained_weights
 from trainer.prove import Proof, prove
 from trainer.state import TrainingState
@@ -43,7 +44,7 @@ def test_an_honest_run_is_exact_in_every_part_and_is_not_touched(undisturbed: Pa
     before = files_of(undisturbed)
     proof = proven(undisturbed, "step-000000000")
     assert {name: verdict.value for name, (verdict, _) in proof.verdicts.items()} == dict.fromkeys(PARTS, "exact")
-    assert proof.compared == (6, 8, 12) and proof.verdict.value == "exact" and "same as in every attempt" in proof.code
+    assert proof.compared == (6, 8, 12) and proof.verdict.value == "exact"
     assert files_of(undisturbed) == before
 
 
@@ -52,6 +53,15 @@ def test_a_run_that_was_stopped_and_resumed_is_exact_too(tmp_path: Path, task: d
     for steps in (3, 2, 100):
         train_here(run_dir, StopAfter(steps))
     assert proven(run_dir, "0").verdict.value == "exact"
+
+
+def test_a_run_made_by_other_code_is_told_and_still_compared(tmp_path: Path, task: dict[str, Any], undisturbed: Path) -> None:
+    run_dir = Path(shutil.copytree(undisturbed, tmp_path / "run"))
+    for code, said in ((code_digest(), "the same as in every attempt"), ("0" * 64, "unknown: the run was made by 000000000000")):
+        (run_dir / "lineage.jsonl").write_text(json.dumps({"event": "start", "code": code}) + "\n{torn")
+        assert said in proven(run_dir).code
+    train_here(run_dir)
+    assert "exactness is not claimed from step 12 on" in [record["text"] for record in log_of(run_dir) if record.get("event") == "note"][-1]
 
 
 def lose_random_streams(training: Any) -> None:
