@@ -215,6 +215,11 @@ def _host_changed(fleet: Fleet, event: Event) -> Fleet:
     return replace(fleet, hosts={**fleet.hosts, event.host: replace(before, since=event.at, detail=event.because, **event.body)})
 
 
+def _stranger_want_changed(fleet: Fleet, event: Event) -> Fleet:
+    assert event.run_id is not None
+    return replace(fleet, stranger_wants={**fleet.stranger_wants, event.run_id: decode(WantOrder, event.body["want"])})
+
+
 def _only_recorded(fleet: Fleet, event: Event) -> Fleet:
     """History that changes no state: coordinator_started, order_refused, notified, ..."""
     return fleet
@@ -233,6 +238,7 @@ _APPLY = {
     "run_moved": _run_moved,
     "run_waits": _run_waits,
     "want_changed": _want_changed,
+    "stranger_want_changed": _stranger_want_changed,
     "noticed": _noticed,
     "notices_lost": _notices_lost,
     "checkpoint_replicated": _checkpoint_replicated,

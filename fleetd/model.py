@@ -260,3 +260,7 @@ class RunReport:
     """The last of the notices asked for that this host does not have any more; 0 when it has them all."""
     retold: tuple[Notice, ...] = ()
     """What files still say of the lost ones: attempts, exits, validations and checkpoints, without numbers (sequence 0)."""
+    spec: RunSpec | None = None
+    """Of a run that the poll did not ask for, or asked for from its beginning: what it is and what it may use."""
+    want: WantOrder | None = None
+    """The wish that the host obeys."""

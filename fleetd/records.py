@@ -133,3 +133,5 @@ class Fleet:
     campaigns: dict[str, Campaign] = field(default_factory=dict)
     runs: dict[str, Run] = field(default_factory=dict)
     hosts: dict[str, Host] = field(default_factory=dict)
+    stranger_wants: dict[str, WantOrder] = field(default_factory=dict)
+    """What people asked of runs that hosts tell of and history does not know, by run; the sequence is the host's to count."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from fleetd.campaign import HostPlan
+from fleetd.campaign import HostPlan, Plan
 from fleetd.coordinator.delivery import is_in_force
 from fleetd.coordinator.inbox import HostAnswer, HostTrouble, News
 from fleetd.coordinator.sight import HostSight, Job, JobDone, Order, OrderDone, Poll, Request, Sight, Trouble
@@ -19,8 +19,8 @@ TROUBLES_MAX = 5_000
 
 
 class Board:
-    def __init__(self, owner: Owner, python: str) -> None:
-        self._owner, self._python = owner, python
+    def __init__(self, owner: Owner, python: str, forgotten: dict[str, Plan] | None = None) -> None:
+        self._owner, self._python, self._forgotten = owner, python, forgotten or {}
         self.hosts: dict[str, HostSight] = {}
         self.observations: dict[str, Observation] = {}
         self._observed_at: dict[str, datetime] = {}
@@ -46,6 +46,7 @@ class Board:
             jobs_running=frozenset(self._jobs_running),
             job_troubles=dict(self._job_troubles), orders_in_flight=frozenset(self._orders_in_flight),
             order_troubles=dict(self._order_troubles), acknowledged=frozenset(self._acknowledged), journal_health=journal_health,
+            forgotten=self._forgotten,
         )
 
     def keep(self, requests: tuple[Request, ...]) -> None:
@@ -78,6 +79,8 @@ class Board:
         self.hosts[news.host] = host
         if news.reports is None:
             return None
+        told = tuple(replace(report, notices=(), retold=()) for report in news.reports)
+        self.hosts[news.host] = replace(host, reports=told)
         for report in news.reports:
             if report.observation is not None:
                 self._take_observation(report.observation, now - timedelta(seconds=_age_seconds(report, news.at)))

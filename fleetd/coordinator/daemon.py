@@ -35,7 +35,7 @@ from fleetd.coordinator.jobs import Jobs
 from fleetd.coordinator.loop import Loop
 from fleetd.coordinator.releases import code_digest
 from fleetd.coordinator.sessions import LocalSession, Session
-from fleetd.coordinator.tidying import tidy_state
+from fleetd.coordinator.tidying import forgotten_campaigns, tidy_state
 from fleetd.files import read_record, write_record
 from fleetd.journal import Journal
 from fleetd.model import Owner
@@ -136,7 +136,7 @@ def _serve(paths: StatePaths, journal: Journal, write_report: ReportWriter) -> N
             return write_report(paths.campaign(campaign_id), build_status(loop.published, daemon))
 
     jobs = Jobs(paths, python=sys.executable, write_report=write_now)
-    loop = Loop(journal, owner, python=sys.executable, make_session=_session, run_job=jobs.run)
+    loop = Loop(journal, owner, python=sys.executable, make_session=_session, run_job=jobs.run, forgotten=forgotten_campaigns(paths))
     api = Api(loop, journal, daemon, write_now)
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -10,12 +10,12 @@ from __future__ import annotations
 from datetime import datetime
 
 from fleetd.coordinator.decide_campaigns import advance_campaigns
-from fleetd.coordinator.decide_hosts import find_unstarted, judge_silence, read_polls, shown_hosts
+from fleetd.coordinator.decide_hosts import find_unstarted, forgotten_hosts, judge_silence, read_polls, shown_hosts
 from fleetd.coordinator.decide_jobs import read_job_results
 from fleetd.coordinator.decide_messages import write_messages
 from fleetd.coordinator.decide_orders import read_order_answers
 from fleetd.coordinator.decide_requests import read_requests
-from fleetd.coordinator.decide_runs import place_runs, send_orders
+from fleetd.coordinator.decide_runs import place_runs, send_orders, send_to_strangers
 from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import Decision, Sight
 from fleetd.fleet import Fleet
@@ -34,7 +34,8 @@ def decide(fleet: Fleet, sight: Sight, now: datetime) -> Decision:
     advance_campaigns(pen)
     place_runs(pen)
     send_orders(pen)
-    for host in shown_hosts(pen.fleet).values():
+    send_to_strangers(pen)
+    for host in {**forgotten_hosts(sight), **shown_hosts(pen.fleet)}.values():
         pen.need_host(host)
     write_messages(pen)
     decision = pen.decision()

@@ -11,12 +11,13 @@ from typing import Any
 
 from fleetd.campaign import HostPlan
 from fleetd.coordinator.pen import Pen
-from fleetd.coordinator.sight import Poll
+from fleetd.coordinator.sight import Poll, Sight
 from fleetd.coordinator.specs import wish
-from fleetd.coordinator.targets import OVER
+from fleetd.coordinator.targets import AFTER_FREEZE, OVER
 from fleetd.fleet import Fleet, Run
 from fleetd.model import Notice, Observation, RunReport
-from policies.facts import CampaignStage, Reason, RunState, Want
+from fleetd.wire import encode
+from policies.facts import CampaignStage, Reason, RunKind, RunState, Want, format_moment
 from policies.lifecycle import ACTIVE, RUN_TRANSITIONS, SETTLED
 
 HOST_SILENT_SECONDS = 30.0
@@ -56,6 +57,11 @@ def shown_hosts(fleet: Fleet) -> dict[str, HostPlan]:
     return {**({host.name: host for host in newest.plan.hosts} if newest is not None else {}), **needed_hosts(fleet)}
 
 
+def forgotten_hosts(sight: Sight) -> dict[str, HostPlan]:
+    """The hosts of campaigns that the journal has lost: whatever goes on there has to be seen."""
+    return {host.name: host for plan in sight.forgotten.values() for host in plan.hosts}
+
+
 def acknowledgements(fleet: Fleet) -> dict[str, dict[str, int]]:
     """By host, the last notice of each run that history holds: what the next poll acknowledges."""
     after: dict[str, dict[str, int]] = {}
@@ -64,6 +70,8 @@ def acknowledgements(fleet: Fleet) -> dict[str, dict[str, int]]:
         for run in (fleet.runs[run_id] for run_id in campaign.runs):
             if run.host is not None and (going or run.state not in SETTLED):
                 after.setdefault(run.host, {})[run.run_id] = run.notices_seen
+            for host in campaign.plan.hosts if run.host is None and run.state is RunState.QUEUED and going else ():
+                after.setdefault(host.name, {})[run.run_id] = 0  # a part of history that is lost may have placed it there
     return after
 
 
@@ -72,12 +80,27 @@ def read_polls(pen: Pen) -> None:
         _see_host(pen, poll)
         for report in poll.reports:
             run = pen.fleet.runs.get(report.run_id)
+            if run is not None and run.host is None and _was_placed(pen, run, poll.host, report):
+                run = pen.run(run.run_id)
             if run is None or run.host != poll.host:
                 continue  # an older coordinator's run, or one that another host was given: not ours to judge
             is_torn = _skip_lost(pen, run.run_id, report, poll.after.get(run.run_id))
             complete = all(_take_notice(pen, run.run_id, notice) for notice in report.notices)
             if complete:
                 _reconcile(pen, run.run_id, report, is_torn=is_torn)
+
+
+def _was_placed(pen: Pen, run: Run, host: str, report: RunReport) -> bool:
+    """Take over the placing of a queued run that its host has already: that part of history was lost. It is never placed a second time."""
+    spec, stage = report.spec, pen.campaign(run.campaign_id).stage
+    is_time = stage is CampaignStage.TRAINING if run.kind is RunKind.TRAIN else stage in AFTER_FREEZE
+    if spec is None or run.state is not RunState.QUEUED or not is_time or spec.campaign_id != run.campaign_id:
+        return False
+    because = f"{host} has it already, placed at {format_moment(spec.created_at)}: history had lost it"
+    pen.write("run_placed", {"spec": encode(spec)}, run=run.run_id, host=host, actor=f"host:{host}", because=because)
+    pen.move_run(run.run_id, RunState.STAGING, because, actor=f"host:{host}")
+    pen.move_run(run.run_id, RunState.STARTING, because, actor=f"host:{host}")
+    return True
 
 
 def _see_host(pen: Pen, poll: Poll) -> None:

@@ -8,6 +8,7 @@ from fleetd.coordinator.decide_launch import launch
 from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import Request
 from fleetd.coordinator.specs import role, wish
+from fleetd.coordinator.strangers import strangers
 from fleetd.coordinator.targets import AFTER_FREEZE, find_campaign, find_runs
 from fleetd.fleet import Run
 from fleetd.model import WantOrder
@@ -28,8 +29,8 @@ def read_requests(pen: Pen) -> None:
 
 def _stop(pen: Pen, request: Request) -> None:
     mode, actor = StopMode(str(request.body.get("mode") or "graceful")), str(request.body.get("actor") or "user")
-    stopped: list[str] = []
-    for run_id in find_runs(pen.fleet, str(request.body.get("target") or "")):
+    stopped = _stop_strangers(pen, str(request.body.get("target") or ""), mode, actor)
+    for run_id in find_runs(pen.fleet, str(request.body.get("target") or "")) if not stopped or request.body.get("target") == "all" else ():
         run = pen.run(run_id)
         if run.state in SETTLED:
             continue
@@ -45,6 +46,16 @@ def _stop(pen: Pen, request: Request) -> None:
             fix="fleetd status   (shows where each run is)",
         )
     pen.answer(request, {"runs": stopped})
+
+
+def _stop_strangers(pen: Pen, target: str, mode: StopMode, actor: str) -> list[str]:
+    """Runs that only their hosts know are named by their whole id, or by `all`. The host counts the order after the one it obeys."""
+    named = [each for each in strangers(pen.fleet, pen.sight) if target in (each.run_id, "all")]
+    for stranger in named:
+        wished = WantOrder(sequence=1, want=Want.STOP, mode=mode, reason=Reason.USER, actor=actor, at=pen.now)
+        because = f"stop {mode}, a run that history does not know"
+        pen.write("stranger_want_changed", {"want": encode(wished)}, run=stranger.run_id, host=stranger.host, actor=actor, because=because)
+    return [each.run_id for each in named]
 
 
 def _want(pen: Pen, run: Run, want: Want, mode: StopMode, actor: str) -> None:

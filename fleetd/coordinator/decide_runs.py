@@ -7,17 +7,19 @@ what hosts have acknowledged, so that a restarted coordinator sends what may be 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from fleetd.campaign import HostPlan
 from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import Job, Order, Sight
 from fleetd.coordinator.specs import asked_bytes, build_spec, build_task, candidate_of, host_plan, split_of, wish
+from fleetd.coordinator.strangers import memory_bytes, strangers, strangers_on
 from fleetd.coordinator.targets import AFTER_FREEZE
 from fleetd.fleet import Campaign, Fleet, Run
 from fleetd.model import CutoffOrder
 from fleetd.wire import encode
-from policies.facts import CampaignStage, RunKind, RunState
+from policies.facts import CampaignStage, RunKind, RunState, StopMode
 from policies.lifecycle import ACTIVE
 from policies.memory import Admission, admit
 
@@ -39,12 +41,14 @@ def place_runs(pen: Pen) -> None:
 
 
 def committed(fleet: Fleet, sight: Sight, host: str) -> tuple[tuple[str, int], ...]:
-    """What the runs that are not settled hold on a host, over all campaigns: (candidate, bytes)."""
+    """What the runs that are not settled hold on a host, over all campaigns and beyond them: (candidate, bytes)."""
     has_accelerator = _has_accelerator(sight, host)
-    return tuple(
+    known = tuple(
         (run.candidate, asked_bytes(fleet.campaigns[run.campaign_id], run, has_accelerator=has_accelerator))
         for run in fleet.runs.values() if run.host == host and run.state in _HOLDS_MEMORY
     )
+    unknown = strangers_on(fleet, host, sight.hosts.get(host))
+    return (*known, *((f"{each.run_id}, unknown here", memory_bytes(each, has_accelerator=has_accelerator)) for each in unknown))
 
 
 def _place(pen: Pen, run: Run) -> None:
@@ -93,6 +97,10 @@ def _held_up(pen: Pen, campaign: Campaign, run: Run, host: HostPlan) -> str | No
         return f"host {host.name}: it does not answer"
     if known.drained:
         return f"host {host.name}: it is drained"
+    if sight.reports is None:
+        return f"host {host.name}: it has not told yet which runs it has"
+    if any(report.run_id == run.run_id for report in sight.reports) and run.host is None:
+        return f"host {host.name}: it has this run already, which history had lost"
     stuck = [other.candidate for other in pen.fleet.runs.values() if other.host == host.name and other.state is RunState.STUCK]
     if stuck:
         return f"host {host.name}: {stuck[0]} is stuck there"
@@ -146,6 +154,18 @@ def send_orders(pen: Pen) -> None:
         host = pen.fleet.hosts.get(run.host) if run.host else None
         if run.spec is not None and run.state in ACTIVE and host is not None and host.reachable:
             _send_for(pen, run)
+
+
+def send_to_strangers(pen: Pen) -> None:
+    """A wish for a run that history does not know is sent until its host says that it obeys it, numbered after what it obeys now."""
+    for stranger in strangers(pen.fleet, pen.sight):
+        wished, held = pen.fleet.stranger_wants.get(stranger.run_id), stranger.report.want
+        if wished is None or (held is not None and held.want is wished.want and held.mode in (wished.mode, StopMode.NOW)):
+            continue
+        order = replace(wished, sequence=held.sequence + 1 if held is not None else wished.sequence)
+        key = f"want:{stranger.run_id}:{order.sequence}"
+        body = {"run_id": stranger.run_id, "want": encode(order)}
+        pen.send(Order(key=key, host=stranger.host, order="want", run_id=stranger.run_id, body=body))
 
 
 def _send_for(pen: Pen, run: Run) -> None:

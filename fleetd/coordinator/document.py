@@ -10,10 +10,11 @@ from datetime import datetime
 from typing import Any
 
 from fleetd.coordinator.decide_campaigns import last_safe_stop_at
-from fleetd.coordinator.decide_hosts import HOST_SILENT_SECONDS, shown_hosts
+from fleetd.coordinator.decide_hosts import HOST_SILENT_SECONDS, forgotten_hosts, shown_hosts
 from fleetd.coordinator.decide_runs import committed
 from fleetd.coordinator.sight import HostSight, Sight
 from fleetd.coordinator.specs import candidate_of, wish
+from fleetd.coordinator.strangers import Stranger, strangers_on
 from fleetd.coordinator.targets import is_over
 from fleetd.coordinator.verdict import judge
 from fleetd.fleet import Campaign, Fleet, Host, Run
@@ -189,7 +190,7 @@ def _selectable(campaign: Campaign, run: Run) -> bool | str:
 
 
 def _hosts(fleet: Fleet, sight: Sight, now: datetime) -> list[dict[str, Any]]:
-    names = dict.fromkeys((*shown_hosts(fleet), *fleet.hosts))
+    names = dict.fromkeys((*shown_hosts(fleet), *forgotten_hosts(sight), *fleet.hosts))
     return [_host(fleet, sight, name, fleet.hosts.get(name), sight.hosts.get(name), now) for name in names]
 
 
@@ -205,6 +206,16 @@ def _host(fleet: Fleet, sight: Sight, name: str, known: Host | None, seen: HostS
         "memory_available_bytes": _aged(seen.memory_available_bytes if seen else None, measured_at, now),
         "disk_free_bytes": _aged(seen.disk_free_bytes if seen else None, measured_at, now),
         "committed_bytes": sum(amount for _, amount in committed(fleet, sight, name)), "capacity_bytes": capacity,
+        "unknown_runs": [_unknown_run(each) for each in strangers_on(fleet, name, seen)],
+    }
+
+
+def _unknown_run(stranger: Stranger) -> dict[str, Any]:
+    spec = stranger.report.spec
+    return {
+        "run_id": stranger.run_id, "campaign_id": spec.campaign_id if spec else None, "candidate": spec.candidate if spec else None,
+        "pid": stranger.pid, "state": stranger.state, "supervisor": stranger.report.supervisor,
+        "want": stranger.report.want.want.value if stranger.report.want else None,
     }
 
 

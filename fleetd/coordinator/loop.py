@@ -20,7 +20,7 @@ from typing import Any
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from fleetd import clock, faults, logs
-from fleetd.campaign import HostPlan
+from fleetd.campaign import HostPlan, Plan
 from fleetd.coordinator.board import Board
 from fleetd.coordinator.decide import decide
 from fleetd.coordinator.decide_hosts import acknowledgements
@@ -61,17 +61,20 @@ class Published:
 
 
 class Loop:
-    def __init__(self, journal: Journal, owner: Owner, *, python: str, make_session: SessionMaker, run_job: JobRunner) -> None:
+    def __init__(
+        self, journal: Journal, owner: Owner, *, python: str, make_session: SessionMaker, run_job: JobRunner,
+        forgotten: Callable[[Fleet], dict[str, Plan]] = lambda fleet: {},
+    ) -> None:
         self.inbox = Inbox()
         self._journal, self._owner = journal, owner
         self._make_session, self._run_job = make_session, run_job
-        self._board = Board(owner, python)
         self._links: dict[str, HostLink] = {}
         self._after: dict[str, dict[str, int]] = {}
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="job")
         self._scheduler = BackgroundScheduler(daemon=True)
         self._leaving = threading.Event()
         self._fleet = replay_journal(journal)
+        self._board = Board(owner, python, forgotten(self._fleet))
         self._trusted: ClockPair | None = None
         self._clock_alarm = ""
         self.published: Published | None = None
@@ -140,11 +143,11 @@ class Loop:
 
     def _act(self, decision: Decision, now: datetime) -> None:
         is_durable = self._journal.is_durable
+        if is_durable:
+            self._after = acknowledgements(self._fleet)  # before a link begins: its first poll asks for every run that a host may have
         for plan in decision.hosts:
             self._reach(plan, now)
         self._leave_hosts(decision)
-        if is_durable:
-            self._after = acknowledgements(self._fleet)
         for order in decision.orders:
             link = self._links.get(order.host)
             if link is not None and (is_durable or order.order != "start") and link.send(order):

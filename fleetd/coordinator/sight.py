@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from fleetd.campaign import HostPlan
+from fleetd.campaign import HostPlan, Plan
 from fleetd.fleet import Event, Fleet
 from fleetd.model import HostFacts, Observation, Owner, RunReport
 
@@ -103,6 +103,8 @@ class HostSight:
     disk_free_bytes: int | None = None
     measured_at: datetime | None = None
     trouble: dict[str, str] | None = None
+    reports: tuple[RunReport, ...] | None = None
+    """The runs of its last answer to a poll, without their notices; None before the first one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +127,8 @@ class Sight:
     acknowledged: frozenset[str] = frozenset()
     """Keys of orders that are in force on their hosts by their own answer, since this coordinator started."""
     journal_health: str = "ok"
+    forgotten: dict[str, Plan] = field(default_factory=dict)
+    """Campaigns that have a directory here and are not in the journal: a part of it was lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,16 @@ It holds the lock of the directory and has no worker yet, so whatever carries th
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from fleetd import logs
+from fleetd.campaign import Plan
 from fleetd.coordinator.trees import TEMPORARY_PREFIX
-from fleetd.files import sweep_temporaries
-from fleetd.paths import StatePaths
+from fleetd.files import read_record, sweep_temporaries
+from fleetd.fleet import Fleet
+from fleetd.paths import CampaignPaths, StatePaths
+from fleetd.wire import WireError, decode
 
 _TREES = ("vault", "store/checkpoints", "store/runs/*/predictions/*")
 """Where whole directories are made under a temporary name, below a campaign."""
@@ -34,3 +38,20 @@ def tidy_state(paths: StatePaths) -> tuple[str, ...]:
 def _remove(folder: Path) -> str:
     shutil.rmtree(folder, ignore_errors=True)
     return folder.name
+
+
+def forgotten_campaigns(paths: StatePaths) -> Callable[[Fleet], dict[str, Plan]]:
+    """The campaigns that left a directory here and are not in a fleet. A launch is durable history before its directory is made."""
+
+    def find(fleet: Fleet) -> dict[str, Plan]:
+        found: dict[str, Plan] = {}
+        for folder in sorted(paths.campaigns.glob("*/")):
+            resolved = CampaignPaths(folder).resolved
+            if folder.name not in fleet.campaigns and resolved.exists():
+                try:
+                    found[folder.name] = decode(Plan, read_record(resolved), str(resolved))
+                except (OSError, WireError) as fault:
+                    logs.failed("campaign_unreadable", campaign=folder.name, because=str(fault).replace("\n", " "))
+        return found
+
+    return find

@@ -8,6 +8,7 @@ from datetime import datetime
 
 from fleetd.coordinator.decide_hosts import HOST_SILENT_SECONDS, needed_hosts
 from fleetd.coordinator.sight import Sight
+from fleetd.coordinator.strangers import strangers
 from fleetd.coordinator.targets import is_over
 from fleetd.fleet import Campaign, Fleet, Run
 from policies.facts import CampaignStage, RunState
@@ -58,6 +59,11 @@ def _needs_you(fleet: Fleet, sight: Sight, now: datetime) -> list[tuple[str, dat
         look = sight.observations.get(run.run_id)
         if look is not None and run.state not in SETTLED and look.identity.startswith("cannot verify"):
             found.append((f"{run.candidate} on {run.host}: {look.identity}", sight.observed_at.get(run.run_id)))
+    found += [(f"{each.words} (fleetd stop {each.run_id})", each.seen_at) for each in strangers(fleet, sight)]
+    found += [
+        (f"campaign {name} has a directory here and no history: the journal has lost it; move the directory away once its runs are over", None)
+        for name in sight.forgotten
+    ]
     for key, trouble in (*sight.job_troubles.items(), *sight.order_troubles.items()):
         is_tried = (now - trouble.last_at).total_seconds() < TROUBLE_SECONDS_MAX and trouble.error["error"] != "HostUnreachable"
         if trouble.count >= TROUBLE_COUNT_MIN and is_tried:

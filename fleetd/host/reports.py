@@ -21,7 +21,7 @@ from fleetd.host.observe import Cached
 from fleetd.host.processes import boot_id, look
 from fleetd.host.retell import retell
 from fleetd.journal import Journal
-from fleetd.model import Notice, Observation, RunReport
+from fleetd.model import Notice, Observation, RunReport, RunSpec
 from fleetd.paths import HostPaths, RunPaths
 from fleetd.wire import WireError, decode, dumps
 from policies.errors import ExplainedError
@@ -55,6 +55,7 @@ class RunWatch:
     supervisor: str = ""
     told: tuple[object, ...] = ()
     is_tidy: bool = False
+    spec: RunSpec | None = None
     observation: Cached[Any] = field(init=False)
     want: Cached[Any] = field(init=False)
 
@@ -74,6 +75,15 @@ class RunWatch:
         wish = self.want.get()
         woken = self.state is RunState.STOPPED and wish is not None and wish.want is Want.RUN
         return self.state in SETTLED and not woken
+
+    def order(self) -> RunSpec | None:
+        """What this run is, for a coordinator that may not know it. None where its record can't be read."""
+        if self.spec is None:
+            try:
+                self.spec = rundir.read_spec(self.paths)
+            except (OSError, WireError) as fault:
+                logs.failed("order_unreadable", run=self.paths.root.name, because=str(fault).replace("\n", " "))
+        return self.spec
 
     def acknowledge(self, sequence: int) -> None:
         """Tell the supervisor that the coordinator's history holds its notices up to here."""
@@ -158,6 +168,7 @@ class Reports:
                 run_id=run_id, supervisor=watch.supervisor, observation=seen, notices=tuple(notices),
                 look_age_seconds=look_age_seconds(seen, boot_id(), clock.read()),
                 notices_lost_to=watch.lost_to if is_asked else 0, retold=watch.retold if is_asked else (),
+                spec=watch.order() if after.get(run_id, 0) == 0 else None, want=watch.want.value,
             ))
         return tuple(reports)
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fleetd.screens import terminal, words
-from fleetd.screens.document import find, find_campaign, runs
+from fleetd.screens.document import find, find_campaign, runs, unknown_runs
 from policies.errors import EXIT_OK, PlanInvalid
 from policies.facts import RESERVED_SPLITS, StopMode
 
@@ -39,7 +39,7 @@ def stop(
     mode = StopMode.NOW if now else StopMode.GRACEFUL
     with terminal.connect() as client:
         document = client.status()
-        chosen = "all" if target is None else find(document, target).id
+        chosen = "all" if target is None else target if target in unknown_runs(document) else find(document, target).id
         answer = client.stop(chosen, mode.value, terminal.actor())
     if as_json:
         terminal.emit(answer)
@@ -49,6 +49,9 @@ def stop(
         terminal.say("nothing to stop: no run of it is at work")
         return EXIT_OK
     act = "save and stop" if mode is StopMode.GRACEFUL else "stop at once, without a save"
+    if target in unknown_runs(document):
+        terminal.say(f"asked {names} to {act}\n  see it end: fleetd status   (it leaves the lines of its host when it is over)")
+        return EXIT_OK
     same = target or "TARGET"
     terminal.say(f"asked {names} to {act}\n  see it end: fleetd wait {same}\n  go on:      fleetd resume {same}")
     return EXIT_OK

@@ -153,6 +153,11 @@ def find(document: Document, word: str) -> Target:
     )
 
 
+def unknown_runs(document: Document) -> set[str]:
+    """The ids of runs that hosts tell of and history does not know. Nothing shorter names one."""
+    return {str(run.get("run_id")) for host in document.get("hosts") or [] for run in host.get("unknown_runs") or []}
+
+
 def find_run(document: Document, word: str) -> Document:
     """The run that `word` names. A campaign's name is refused with the names of its runs, unless it has only one."""
     target = find(document, word)

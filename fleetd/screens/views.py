@@ -190,7 +190,17 @@ def host_lines(document: Document, *, width: int) -> list[Line]:
             parts.append(line(f"{words.share(number(host.get('committed_bytes')), number(host.get('capacity_bytes')))} handed out"))
         parts.append(line(f"{words.size(number(disk.value))} disk free{cells.when(disk.age_seconds)}"))
         lines += layout.packed(parts, width, hanging=INDENT)
+        for run in host.get("unknown_runs") or []:
+            note = layout.wrapped(line(Span(f"! {_unknown_run_words(run)}", Tone.BAD)), width - INDENT, hanging=INDENT)
+            lines += [layout.indented(each, INDENT) for each in note]
     return lines
+
+
+def _unknown_run_words(run: Document) -> str:
+    """A run that its host tells of and history does not know. Only its whole id names it."""
+    name, state = words.one_line(run.get("run_id", words.UNKNOWN)), words.one_line(run.get("state") or words.UNKNOWN)
+    asked = "it was asked to stop" if run.get("want") == "stop" else f"fleetd stop {name}"
+    return f"a run that nobody here knows: {name}, pid {run.get('pid') or words.UNKNOWN}, {state} ({asked})"
 
 
 def _host_state(host: Document, document: Document) -> list[Span]:

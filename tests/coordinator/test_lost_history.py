@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
-from virtual_fleet import VirtualCoordinator, plan
+from virtual_fleet import VirtualCoordinator, candidate, plan
 
-from fleetd.fleet import Event, replay
-from fleetd.wire import decode
-from policies.facts import CampaignStage, RunState, Want, format_moment
+from fleetd.coordinator.board import Board
+from fleetd.coordinator.document import Daemon, build
+from fleetd.coordinator.inbox import News
+from fleetd.coordinator.tidying import forgotten_campaigns
+from fleetd.fleet import Event, Fleet, replay
+from fleetd.model import Owner
+from fleetd.paths import StatePaths
+from fleetd.wire import decode, dumps
+from policies.facts import GIB, CampaignStage, RunState, Want, format_moment
 
 
 @pytest.fixture
@@ -194,3 +202,110 @@ def test_a_run_that_rests_here_and_goes_on_there_is_taken_up_again() -> None:
     run = fleet.run("low")
     assert run.state is RunState.RUNNING and fleet.campaign().stage is CampaignStage.TRAINING
     assert run.want is not None and (run.want.want, run.want.sequence) == (Want.RUN, 3)
+
+
+def forget_everything(fleet: VirtualCoordinator) -> str:
+    """A campaign of the same machine survives in history, a later one and its running run do not. Returns the id of that run."""
+    copied = len(fleet.journal)
+    fleet.launch(plan(candidate("lost"), name="second", plan_sha256="ef" * 32))
+    for _ in range(8):
+        fleet.round(work=False)
+    host, run_id = fleet.hosts["gx10"], fleet.run("lost").run_id
+    host.move(run_id, RunState.RUNNING, fleet.now)
+    fleet.round(work=False)
+    fleet.restore(copied)
+    for _ in range(3):
+        fleet.round(work=False)
+    assert run_id not in fleet.fleet.runs
+    return run_id
+
+
+def document_of(fleet: VirtualCoordinator) -> dict[str, Any]:
+    daemon = Daemon(pid=1, id="c0ffee", generation=fleet.generation, started_at=fleet.now, paths=StatePaths(Path("/virtual/state")))
+    return build(fleet.fleet, fleet.board.take(News(), fleet.now, "ok"), daemon, now=fleet.now, journal_health="ok")
+
+
+def test_a_run_that_nobody_here_knows_is_shown_and_needs_you(fleet: VirtualCoordinator) -> None:
+    run_id = forget_everything(fleet)
+    document = document_of(fleet)
+
+    assert document["verdict"]["word"] == "NEEDS YOU"
+    assert document["verdict"]["text"].startswith(f"gx10 has a run that nobody here knows: {run_id}, pid 4711, running")
+    assert f"(fleetd stop {run_id})" in document["verdict"]["text"]
+    shown = document["hosts"][0]["unknown_runs"]
+    assert [(run["run_id"], run["candidate"], run["want"]) for run in shown] == [(run_id, "lost", "run")]
+
+
+def test_the_memory_of_an_unknown_run_is_not_handed_out_a_second_time() -> None:
+    fleet = VirtualCoordinator()
+    fleet.launch(plan(candidate("small", memory_host_bytes=GIB)))
+    fleet.tick()
+    fleet.until(CampaignStage.TRAINING)
+    fleet.round()
+    fleet.round(work=False)
+    copied = len(fleet.journal)
+    again = plan(candidate("lost", memory_host_bytes=5 * GIB), name="second", plan_sha256="ef" * 32)
+    fleet.launch(again)
+    for _ in range(8):
+        fleet.round(work=False)
+    assert len(fleet.hosts["gx10"].specs) == 2
+    fleet.restore(copied)
+    fleet.now += timedelta(seconds=5)
+    fleet.launch(again)
+    for _ in range(8):
+        fleet.round(work=False)
+
+    run = fleet.run("lost")
+    assert run.state is RunState.QUEUED and "unknown here" in run.detail, run.detail
+    assert len(fleet.hosts["gx10"].specs) == 2, "no second copy was started"
+
+
+@pytest.mark.parametrize("target", ["its id", "all"])
+def test_an_unknown_run_stops_when_it_is_asked_to(fleet: VirtualCoordinator, target: str) -> None:
+    run_id = forget_everything(fleet)
+    host = fleet.hosts["gx10"]
+    number = fleet.ask("stop", target=run_id if target == "its id" else "all", mode="graceful")
+    fleet.tick()
+    assert run_id in fleet.replies[number].body["runs"]
+    fleet.crash()
+    fleet.tick()
+    for _ in range(4):
+        fleet.round()
+
+    assert host.states[run_id] is RunState.STOPPED and host.wants[run_id].sequence == 2, "asked for once, also by a coordinator that died"
+    assert host.wants[run_id].actor == "user:test" and fleet.events("stranger_want_changed")[0].run_id == run_id
+    assert (host.states[fleet.run("low").run_id] is RunState.STOPPED) == (target == "all")
+
+
+def test_a_run_that_was_placed_in_the_lost_part_of_history_is_not_placed_again() -> None:
+    fleet = VirtualCoordinator()
+    host = fleet.hosts["gx10"]
+    host.forgets = True
+    fleet.launch(plan())
+    fleet.tick()
+    fleet.until(CampaignStage.TRAINING)
+    copied = next(index for index, line in enumerate(fleet.journal) if '"kind":"run_placed"' in line)
+    for _ in range(3):
+        fleet.round()
+    fleet.restore(copied)
+    assert fleet.run("low").host is None
+    fleet.until(CampaignStage.EVALUATED)
+
+    assert len([spec for spec in host.start_orders if spec.candidate == "low"]) == 1, "the host has it; it was never ordered again"
+    assert fleet.run("low").state is RunState.FINISHED and not fleet.events("order_refused")
+    assert "history had lost it" in next(event.because for event in fleet.events("run_placed") if event.run_id == fleet.run("low").run_id)
+
+
+def test_a_campaign_with_a_directory_and_no_history_needs_you_and_its_hosts_are_asked(tmp_path: Path) -> None:
+    paths = StatePaths(tmp_path)
+    for name in ("forgotten", "broken", "empty"):
+        paths.campaign(name).root.mkdir(parents=True)
+    paths.campaign("forgotten").resolved.write_text(dumps(plan()))
+    paths.campaign("broken").resolved.write_text("{")
+    found = forgotten_campaigns(paths)(Fleet())
+    fleet = VirtualCoordinator()
+    fleet.board = Board(Owner(coordinator_id="c0ffee", generation=2), "/usr/bin/python3", found)
+    fleet.tick()
+
+    assert set(found) == {"forgotten"} and set(fleet.known) == {"gx10"}, "its host is asked what runs there"
+    assert "campaign forgotten has a directory here and no history" in document_of(fleet)["verdict"]["text"]

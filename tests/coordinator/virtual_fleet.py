@@ -148,6 +148,7 @@ class VirtualHost:
         """What is still there after `after`; of what was dropped before, the things that files still tell."""
         every, told = self.notices[run_id], RunReport(run_id=run_id, supervisor="alive", observation=self._look(run_id, now), notices=())
         dropped = self.dropped[run_id] = max(after, self.dropped.get(run_id, 0)) if self.forgets else 0
+        told = replace(told, spec=self.specs[run_id] if after == 0 else None, want=self.wants[run_id])
         if dropped <= after:
             return replace(told, notices=tuple(every[after:]))
         kinds = ("attempt_started", "attempt_ended", "validation", "checkpoint")

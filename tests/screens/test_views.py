@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from screen_tools import assert_snapshot
 
 from fleetd.screens import cells, layout, view_outcome, view_run, views
-from fleetd.screens.document import aged, moment_of
+from fleetd.screens.document import aged, moment_of, unknown_runs
 
 SITUATIONS = {"training": canned.training, "trouble": canned.trouble, "evaluated": canned.evaluated}
 
@@ -129,6 +129,19 @@ def test_a_long_history_keeps_the_status_short() -> None:
     text = text_of(views.status_lines(document, width=100))
     assert text.count("over: evaluated") == views.OLDER_SHOWN_MAX
     assert "and 4 older: fleetd status CAMPAIGN shows one" in text
+
+
+def test_a_run_that_nobody_knows_stands_below_its_host_with_what_stops_it() -> None:
+    document = canned.training()
+    unknown = {"run_id": "20261130-090000-lost-low", "pid": 4711, "state": "running", "supervisor": "alive", "want": "run"}
+    document["hosts"][0]["unknown_runs"] = [unknown, {**unknown, "run_id": "20261130-090000-lost-high", "pid": None, "want": "stop"}]
+    lines = views.host_lines(document, width=80)
+
+    text = " ".join(text_of(lines).split())
+    assert "! a run that nobody here knows: 20261130-090000-lost-low, pid 4711, running (fleetd stop 20261130-090000-lost-low)" in text
+    assert "20261130-090000-lost-high, pid ?, running (it was asked to stop)" in text
+    assert max(layout.width_of(each) for each in text_of(lines).split("\n")) <= 80
+    assert unknown_runs(document) == {"20261130-090000-lost-low", "20261130-090000-lost-high"}
 
 
 def test_nothing_that_a_trainer_or_host_wrote_steers_the_terminal() -> None:
