@@ -31,6 +31,7 @@ from trainer.models.build import WEIGHTS_NAME, check_complete, fill_weights, loa
 from trainer.tensors import file_pieces
 
 OPTIMIZER_NAME, RANDOM_NAME, STATE_NAME = "optimizer.safetensors", "rng.safetensors", "trainer.json"
+SCORE_KINDS = {"step": (int,), "value": (int, float), "families": (dict,), "checkpoint_digest": (str,)}
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -152,6 +153,14 @@ def read_state(folder: Path) -> dict[str, Any]:
         raise _malformed(str(path), f"step is {step!r}, cursor {cursor!r}, and the number of losses has to be the number of steps")
     if not isinstance(described.get("scores"), list) or not isinstance(described.get("validation_due"), bool):
         raise _malformed(str(path), "scores or validation_due is missing")
+    # A step that another trainer took and did not log has no loss: null.
+    wrong = next((place for place, loss in enumerate(losses) if loss is not None and type(loss) not in (int, float)), None)
+    if wrong is not None or cursor < 0:
+        told = f"cursor is {cursor}" if wrong is None else f"the loss of step {wrong + 1} is {str(losses[wrong])[:40]!r}, no number"
+        raise _malformed(str(path), told)
+    for number, score in enumerate(described["scores"], start=1):
+        if not isinstance(score, dict) or any(type(score.get(key)) not in kinds for key, kinds in SCORE_KINDS.items()):
+            raise _malformed(str(path), f"score {number} is {str(score)[:80]}, it needs {', '.join(SCORE_KINDS)}")
     return described
 
 

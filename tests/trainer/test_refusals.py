@@ -20,6 +20,7 @@ from trainer.config import parse_task
 from trainer.data.shards import open_corpus
 from trainer.files import JsonFault, folder_entries, loads
 from trainer.models.families import check_config
+from trainer.state import read_state
 
 
 def in_three_lines(error: ExplainedError) -> bool:
@@ -297,3 +298,17 @@ def test_a_refusal_stands_in_the_log_where_the_supervisor_reads_it(tmp_path: Pat
     (record,) = log_of(tmp_path)
     assert (record["event"], record["step"]) == ("failed", None)
     assert "language_modle" in record["because"] and str(tmp_path / "task.json") in record["because"]
+
+
+@pytest.mark.parametrize(("changes", "says"), [
+    ({"losses": [1.0, "2"]}, "the loss of step 2"), ({"cursor": -1}, "cursor is -1"), ({"scores": [3]}, "score 1"),
+    ({"scores": [{"step": 0, "value": None, "families": {}, "checkpoint_digest": "0"}]}, "score 1"), ({"schema": 2}, "schema 1"),
+])
+def test_a_state_that_means_nothing_is_refused_by_key(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    sound = {"schema": 1, "task": "language_model", "step": 2, "cursor": 8, "losses": [None, 1.5], "scores": [], "validation_due": False}
+    (tmp_path / "trainer.json").write_text(json.dumps(sound))
+    assert read_state(tmp_path)["step"] == 2
+    (tmp_path / "trainer.json").write_text(json.dumps({**sound, **changes}))
+    with pytest.raises(CheckpointDamaged) as refusal:
+        read_state(tmp_path)
+    assert says in refusal.value.what and refusal.value.where.endswith("trainer.json")
