@@ -201,6 +201,8 @@ class Training:
 
     def _settle(self, *, wait: bool) -> None:
         """Take in the save that is under way, if it is done or `wait`. OSError and SaveAbandoned leave the older checkpoints as they are."""
+        if wait and self.saver.is_writing:  # said, because a disk that is slower than the steps is no stall of the training
+            self.records.log(event="save", phase="wait", step=self.state.step)
         done = self.saver.settle(wait=wait)
         if done is None:
             return

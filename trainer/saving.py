@@ -62,9 +62,13 @@ class Saver:
     def is_under_way(self) -> bool:
         return self._thread is not None
 
+    @property
+    def is_writing(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
     def settle(self, *, wait: bool) -> Saved | None:
         """What became of the save, told once; None while there is nothing to tell. Raises what the save raised."""
-        if self._thread is None or (not wait and self._thread.is_alive()):
+        if self._thread is None or (self.is_writing and not wait):
             return None
         self._thread.join()
         outcome, self._thread, self._outcome = self._outcome, None, None

@@ -73,6 +73,7 @@ def test_the_next_save_waits_for_the_one_under_way(tmp_path: Path, shards: Path,
     threading.Timer(0.3, slow_disk.set).start()
     training._save()
     assert training.saved is not None and training.saved.step == 0, "the former one is settled before the copy is made"
+    assert ("wait", 1) in [(record.get("phase"), record["step"]) for record in log_of(training.run_dir)]
     training._settle(wait=True)
     assert training.saved.step == 1 and verify(training.saved.path).digest == training.saved.digest
 
