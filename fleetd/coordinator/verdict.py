@@ -19,6 +19,11 @@ TROUBLE_COUNT_MIN = 3
 TROUBLE_SECONDS_MAX = 180.0
 """Trouble that is older was given up: what is still wanted is tried again each minute."""
 
+DISK_FREE_BYTES_MIN = 1024**2
+"""With less than this no supervisor can record what happens."""
+_CANNOT_WRITE = ("the supervisor's journal is", "nothing can be started here")
+"""How the alarms begin by which a supervisor says that its disk takes nothing."""
+
 _HELP = {RunState.HELD: "fleetd resume", RunState.STUCK: "look at its processes on the host", RunState.FAILED: "fleetd logs"}
 
 
@@ -59,6 +64,7 @@ def _needs_you(fleet: Fleet, sight: Sight, now: datetime) -> list[tuple[str, dat
         look = sight.observations.get(run.run_id)
         if look is not None and run.state not in SETTLED and look.identity.startswith("cannot verify"):
             found.append((f"{run.candidate} on {run.host}: {look.identity}", sight.observed_at.get(run.run_id)))
+    found += _full_disks(sight, [run for run in runs if run.state not in SETTLED])
     found += [(f"{each.words} (fleetd stop {each.run_id})", each.seen_at) for each in strangers(fleet, sight)]
     found += [
         (f"campaign {name} has a directory here and no history: the journal has lost it; move the directory away once its runs are over", None)
@@ -69,6 +75,33 @@ def _needs_you(fleet: Fleet, sight: Sight, now: datetime) -> list[tuple[str, dat
         if trouble.count >= TROUBLE_COUNT_MIN and is_tried:
             found.append((f"{key.split(':')[0]}: {trouble.error['title']}: {trouble.error['what']}; {trouble.error['fix']}", trouble.last_at))
     return found
+
+
+def _full_disks(sight: Sight, live: list[Run]) -> list[tuple[str, datetime | None]]:
+    """Hosts on which a live run can't be recorded any more: it may have ended, and nobody could write down how."""
+    found: list[tuple[str, datetime | None]] = []
+    for name, host in sight.hosts.items():
+        here = [run for run in live if run.host == name]
+        alarms = [f"{run.candidate}: {alarm}" for run in here for alarm in _alarms(sight, run) if alarm.startswith(_CANNOT_WRITE)]
+        free_bytes = host.disk_free_bytes
+        is_full = free_bytes is not None and free_bytes < DISK_FREE_BYTES_MIN
+        if not here or not (alarms or is_full):
+            continue
+        words = [f"host {name}: its disk is full, {free_bytes} bytes are free" if is_full else f"host {name} can't be written", *alarms[:1]]
+        gone = [run.candidate for run in here if _is_gone(sight, run)]
+        words += [f"the trainer of {', '.join(gone)} is gone, and how it ended waits to be recorded"] if gone else []
+        found.append((f"{'; '.join(words)} (free space below {host.plan.root})", host.measured_at))
+    return found
+
+
+def _alarms(sight: Sight, run: Run) -> tuple[str, ...]:
+    look = sight.observations.get(run.run_id)
+    return look.alarms if look is not None else ()
+
+
+def _is_gone(sight: Sight, run: Run) -> bool:
+    look = sight.observations.get(run.run_id)
+    return look is not None and look.identity == "gone" and run.state in (RunState.RUNNING, RunState.STOPPING)
 
 
 def _shown(fleet: Fleet) -> list[Campaign]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from virtual_fleet import START, VirtualCoordinator, candidate, plan
+from virtual_fleet import ROOT, START, VirtualCoordinator, candidate, plan
 
 from fleetd.coordinator.board import Board
 from fleetd.coordinator.document import Daemon, build
@@ -194,3 +194,33 @@ def test_an_empty_fleet_has_a_document_too() -> None:
     found = build(Fleet(), sight, DAEMON, now=START, journal_health="ok")
     assert found["verdict"] == {"word": "OK", "text": "nothing was launched yet", "since": None}
     assert found["campaigns"] == found["runs"] == found["hosts"] == []
+
+
+def test_a_full_disk_under_a_trainer_that_died_needs_you(fleet: VirtualCoordinator) -> None:
+    run = fleet.run("low")
+    assert run.state is RunState.RUNNING and document(fleet)["verdict"]["word"] == "OK"
+    alarm = "the supervisor's journal is read-only: database or disk is full; 2 entries wait in memory"
+    answer = fleet.hosts["gx10"].answer({}, fleet.now)
+    reports = tuple(
+        replace(report, observation=replace(report.observation, identity="gone", alarms=(alarm,)))
+        for report in answer.reports or () if report.run_id == run.run_id and report.observation is not None
+    )
+    fleet._news(replace(answer, reports=reports, disk_free_bytes=0))
+    fleet.tick()
+
+    verdict = document(fleet)["verdict"]
+    assert verdict["word"] == "NEEDS YOU" and verdict["text"] == (
+        f"host gx10: its disk is full, 0 bytes are free; low: {alarm}; the trainer of low is gone, and how it ended waits to be recorded "
+        f"(free space below {ROOT})"
+    )
+
+
+def test_a_full_disk_is_told_before_anything_died_of_it_and_no_more_once_nothing_runs_there(fleet: VirtualCoordinator) -> None:
+    fleet._news(replace(fleet.hosts["gx10"].answer({}, fleet.now), disk_free_bytes=4096))
+    fleet.tick()
+    assert document(fleet)["verdict"]["text"] == f"host gx10: its disk is full, 4096 bytes are free (free space below {ROOT})"
+
+    fleet.until(CampaignStage.EVALUATED)
+    fleet._news(replace(fleet.hosts["gx10"].answer({}, fleet.now), disk_free_bytes=4096))
+    fleet.tick()
+    assert document(fleet)["verdict"]["word"] == "OK"
