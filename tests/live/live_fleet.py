@@ -6,6 +6,7 @@ or cgroup that outlives its campaign fails the test that left it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -128,18 +129,27 @@ class Fleet:
 
     def close(self) -> None:
         """End what this installation still runs: by its own commands first, then by pid, then the cgroups of what was killed."""
-        if any("daemon" in " ".join(process.cmdline()) for process in self.processes()):
+        if any("daemon" in words_of(process) for process in self.processes()):
             self("stop", "--all", "--now", expect=None)
             end = time.monotonic() + CLOSE_SECONDS_MAX
-            while time.monotonic() < end and any("host.shim" in " ".join(process.cmdline()) for process in self.processes()):
+            while time.monotonic() < end and any("host.shim" in words_of(process) for process in self.processes()):
                 time.sleep(0.2)
         for process in self.processes():
-            process.send_signal(signal.SIGKILL)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL)
         psutil.wait_procs(self.processes(), timeout=10)
         for run in self.host_root.glob("runs/*"):
             for group in Path("/sys/fs/cgroup").glob(f"**/fleetd-{run.name}-*"):
                 group.rmdir()
         shutil.rmtree(self.root, ignore_errors=True)
+
+
+def words_of(process: psutil.Process) -> str:
+    """Its command line; nothing for a process that has gone meanwhile."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def step_of(run: dict[str, Any]) -> int:
