@@ -22,6 +22,8 @@ from policies.manifest import FileEntry
 RECORD_BYTES_MAX = 8 * 1024 * 1024
 _TEMPORARY = re.compile(r"\..+-(\d+)-[^-]*\.tmp")
 COPY_CHUNK_BYTES = 1024 * 1024
+STAT_BLOCK_BYTES = 512
+"""The unit of st_blocks (stat(2)), whatever the file system's own is."""
 
 
 def sync_folder(folder: Path) -> None:
@@ -71,6 +73,27 @@ def create_record(path: Path, value: Any) -> None:
     finally:
         _discard(temporary)
     sync_folder(path.parent)
+
+
+def overwrite(path: Path, text: str) -> bool:
+    """Write over an existing file in place, within the space it has: the last resort on a full disk. False where that can't be done.
+
+    Not atomic: a reader may see it half-written, so only for records whose readers keep the last good one.
+    """
+    data = text.encode()
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        status = os.fstat(descriptor)
+        if len(data) > max(status.st_size, status.st_blocks * STAT_BLOCK_BYTES):
+            return False
+        return os.pwrite(descriptor, data.ljust(status.st_size), 0) >= len(data)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
 
 
 def read_record(path: Path) -> Any:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from fleetd import logs
 from fleetd.clock import Moment
-from fleetd.files import read_record
+from fleetd.files import overwrite, read_record
 from fleetd.host import rundir
 from fleetd.host.causes import grace_of, stop_moment
 from fleetd.host.history import History
@@ -190,6 +191,16 @@ class Looks:
         self._traced_state: RunState | None = None
         self._refused = ""
         self._live_parts = self._last_parts()
+        self._is_introduced = False
+
+    def introduce(self, now: datetime) -> None:
+        """supervisor.json: this process, which the shim may end if it falls silent. A disk that refuses it is asked again at each beat."""
+        try:
+            if not self._is_introduced:
+                rundir.write_program(self.paths.supervisor, now)
+                self._is_introduced = True
+        except OSError as fault:
+            logs.failed("supervisor_not_recorded", because=fault)
 
     @property
     def is_refused(self) -> bool:
@@ -197,6 +208,7 @@ class Looks:
         return bool(self._refused)
 
     def beat(self, sight: HostSight, history: History) -> None:
+        self.introduce(sight.time.now)
         now, seconds = sight.time.now, sight.boottime_seconds
         stop_at, cutoff_at = stop_moment(sight, history), sight.cutoff_at
         beat = rundir.Heartbeat(
@@ -208,7 +220,7 @@ class Looks:
             rundir.write_heartbeat(self.paths, beat)
         except OSError:
             # The shim takes a silent supervisor for a hung one. On a full disk the old file can still be written over.
-            _overwrite(self.paths.heartbeat, json.dumps(encode(beat)))
+            overwrite(self.paths.heartbeat, json.dumps(encode(beat)))
 
     def observe(self, observation: Observation) -> None:
         observation = self._with_last_parts(observation)
@@ -219,7 +231,7 @@ class Looks:
             if not self._refused:
                 logs.failed("observation_refused", because=fault)
             self._refused = str(fault)
-            _overwrite(self.paths.observation, json.dumps(encode(observation)))
+            overwrite(self.paths.observation, json.dumps(encode(observation)))
 
     def _with_last_parts(self, observation: Observation) -> Observation:
         """How strongly the cap held is told by the last look at a living tree; a look at none knows nothing better."""
@@ -251,18 +263,3 @@ class Looks:
                 file.write(json.dumps(line) + "\n")
         except OSError:
             pass  # a gap in a curve
-
-
-def _overwrite(path: Path, text: str) -> None:
-    """Write over an existing file in place, padded to its length so that no new block is needed. Nothing happens where that can't work."""
-    data = text.encode()
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        os.pwrite(descriptor, data.ljust(os.fstat(descriptor).st_size), 0)
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)

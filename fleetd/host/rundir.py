@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import shutil
 import time
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fleetd import faults
-from fleetd.files import create_record, read_record, sync_folder, write_record
+from fleetd.files import create_record, overwrite, read_record, sync_folder, write_record
 from fleetd.host.checkpoints import CheckpointClaim as CheckpointClaim
 from fleetd.host.checkpoints import choose_resume as choose_resume
 from fleetd.host.checkpoints import newest_checkpoints as newest_checkpoints
@@ -27,7 +28,7 @@ from fleetd.host.processes import identity_of
 from fleetd.host.tail import LogTail as LogTail
 from fleetd.model import CapPart, CutoffOrder, ExitRecord, Observation, RunSpec, WantOrder
 from fleetd.paths import RunPaths
-from fleetd.wire import WireError, decode
+from fleetd.wire import WireError, decode, encode
 from policies.errors import RequestRefused
 from policies.facts import ProcessIdentity, RunKind
 
@@ -93,6 +94,8 @@ def create_run(paths: RunPaths, spec: RunSpec, task: dict[str, Any] | None, want
         for folder in (temporary.root, temporary.orders, temporary.attempts, temporary.checkpoints, temporary.evidence):
             faults.before("run folder")
             folder.mkdir()
+        for lock in (temporary.lock, temporary.trainer_lock, temporary.orders / "lock"):
+            lock.touch(mode=0o644)  # made now, so that a disk which is full later keeps nobody from taking it
         write_record(temporary.order, spec)
         if task is not None:
             write_record(temporary.task, task)
@@ -196,6 +199,11 @@ def write_attempt(paths: RunPaths, record: AttemptRecord) -> None:
     write_record(paths.attempt(record.attempt).record, record)
 
 
+def overwrite_attempt(paths: RunPaths, record: AttemptRecord) -> bool:
+    """The same in place, where a full disk has no room for a second file."""
+    return overwrite(paths.attempt(record.attempt).record, json.dumps(encode(record)))
+
+
 def read_exit(paths: RunPaths, attempt: int) -> ExitRecord | None:
     return _read(ExitRecord, paths.attempt(attempt).exit)
 
@@ -247,7 +255,8 @@ def write_observation(paths: RunPaths, observation: Observation) -> None:
 
 def try_lock(path: Path, patience_seconds: float = 0.3) -> int | None:
     """The descriptor of an exclusive flock (close-on-exec), None when somebody holds it. The short patience outlasts a probe by `is_locked`."""
-    faults.before(f"{path.name} lock")
+    if not path.exists():
+        faults.before(f"{path.name} lock")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     give_up_at = time.monotonic() + patience_seconds
     while True:

@@ -30,13 +30,14 @@ from fleetd import clock, faults, logs
 from fleetd.clock import Moment
 from fleetd.host import cgroups, cradle, rundir, tidy, tree
 from fleetd.host.birth import conceive, read_report, trainer_environment
+from fleetd.host.claim import ROOM_WAIT_SECONDS, claim, is_no_room, is_wanted
 from fleetd.host.guard import TICK_SECONDS, DeadlineGuard, Due, SupervisorGuard
 from fleetd.host.kills import KillCounter, wait_for_kills
 from fleetd.host.processes import identity_of, look, set_child_subreaper, sight_of
 from fleetd.host.rundir import AttemptRecord
 from fleetd.model import CapPart, ExitRecord, RunSpec
 from fleetd.paths import RunPaths
-from policies.facts import ENV_TREE_TOKEN, CapGrade, ProcessIdentity, Reason, SignalTarget, Want, format_moment
+from policies.facts import ENV_TREE_TOKEN, CapGrade, ProcessIdentity, Reason, SignalTarget, format_moment
 
 EXIT_REFUSED = 3
 EXIT_USAGE = 2
@@ -64,27 +65,11 @@ def main(arguments: list[str]) -> int:
         return _refuse(f"{paths.attempt(attempt).root} does not exist")
     _stand_alone()
     logs.to_file(paths.attempt(attempt).shim_log)
-    lock = rundir.try_lock(paths.trainer_lock)
-    if lock is None:
-        return _refuse(f"another shim or trainer holds {paths.trainer_lock}")
-    why = _refusal(paths, attempt)
-    if why is not None:
-        return _refuse(why)
-    rundir.mark_started(paths, attempt)
-    Shim(paths, rundir.read_spec(paths), attempt, lock).live()
+    claimed = claim(paths, attempt)
+    if isinstance(claimed, str):
+        return _refuse(claimed)
+    Shim(paths, rundir.read_spec(paths), attempt, claimed).live()
     return 0
-
-
-def _refusal(paths: RunPaths, attempt: int) -> str | None:
-    """Why this attempt must not start, judged while trainer.lock is ours; None when it may."""
-    newest, want = rundir.newest_attempt(paths), rundir.read_want(paths)
-    if newest != attempt:
-        return f"attempt {attempt} is not the newest, {newest} is"
-    if rundir.is_started(paths, attempt) or rundir.read_exit(paths, attempt) is not None:
-        return f"attempt {attempt} was started before"
-    if want is None or want.want is not Want.RUN:
-        return "the order in force is not to run"
-    return None
 
 
 def _refuse(why: str) -> int:
@@ -132,7 +117,9 @@ class Shim:
     def live(self) -> None:
         set_child_subreaper()
         try:
-            self._start()
+            while not self._start_if_there_is_room():
+                time.sleep(ROOM_WAIT_SECONDS)
+                self._do(self._keep_supervisor, clock.read())
         except StartRefused as refusal:
             self._never_ran(refusal.reason, refusal.text)
         except Exception as fault:  # whatever it was, the attempt is claimed and somebody waits for its exit.json
@@ -148,6 +135,25 @@ class Shim:
         logs.changed("shim_leaves", attempt=self.attempt, because="the tree is empty")
 
     # The start.
+
+    def _start_if_there_is_room(self) -> bool:
+        """False when the disk is full: no program has run yet, so this is no failed attempt, and it is tried again as long as it is wanted."""
+        try:
+            self._start()
+        except OSError as fault:
+            if not is_no_room(fault) or not is_wanted(self.paths):
+                raise
+            logs.failed("start_waits", attempt=self.attempt, because=fault)
+            self._forget_newborn()
+            return False
+        return True
+
+    def _forget_newborn(self) -> None:
+        if self.pid is not None:
+            os.waitpid(self.pid, 0)  # it was sent away from the gate
+            os.close(self.pidfd)
+        self.pid, self.pidfd, self.record = None, -1, None
+        cgroups.remove(self.group)
 
     def _start(self) -> None:
         rundir.write_program(self.paths.shim, clock.read().now)
@@ -234,7 +240,12 @@ class Shim:
             if identity != self.record.identity:
                 self.record, self.is_recorded = replace(self.record, identity=identity), False
         if not self.is_recorded and self.record.is_executed:
-            rundir.write_attempt(self.paths, self.record)
+            try:
+                rundir.write_attempt(self.paths, self.record)
+            except OSError:
+                # Without the argv of now nobody could verify the trainer, so nobody could ask it to stop.
+                rundir.overwrite_attempt(self.paths, self.record)
+                raise
             self.is_recorded = True
 
     def _watch_exit(self, _moment: Moment) -> None:

@@ -76,6 +76,7 @@ class Supervisor:
 
     def run(self) -> None:
         """Watch until the run is settled and every notice is on disk."""
+        self.looks.introduce(clock.read().now)
         tidy.tidy_run(self.paths)
         self._resume(clock.read())
         faults = 0
@@ -337,7 +338,6 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     logs.changed("supervisor_started", pid=os.getpid(), run=paths.root.name)
     try:
-        rundir.write_program(paths.supervisor, clock.read().now)
         set_child_subreaper()
     except OSError as fault:
         logs.failed("supervisor_start", because=fault)

@@ -42,7 +42,8 @@ def tidy_attempt(paths: RunPaths, attempt: int, *, patient: bool = False) -> boo
         record = None
     folders = {*cgroups.decode_group(record.cgroup if record is not None else None).folders, *_groups_named(_group_prefix(paths, attempt))}
     sweep_temporaries(paths.attempt(attempt).root)
-    return all([_remove_group(folder, patient=patient) for folder in sorted(folders)])
+    left = [folder for folder in sorted(folders) if not _remove_group(folder, patient=patient)]
+    return not left
 
 
 def tidy_run(paths: RunPaths) -> bool:
@@ -50,7 +51,8 @@ def tidy_run(paths: RunPaths) -> bool:
     for folder in (paths.root, paths.orders):
         sweep_temporaries(folder)
     over = [number for number in range(1, rundir.newest_attempt(paths) + 1) if paths.attempt(number).exit.exists()]
-    return all([tidy_attempt(paths, number) for number in over])
+    left = [number for number in over if not tidy_attempt(paths, number)]
+    return not left
 
 
 def tidy_root(paths: HostPaths) -> None:

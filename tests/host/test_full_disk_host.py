@@ -1,0 +1,114 @@
+"""A disk that is full at a write of supervisor or shim: the trainer does not notice, no try is used up, and all goes on when there is room."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from host_runs import HostRun, spec_for, wait_for
+
+from fleetd.files import overwrite
+from fleetd.host import rundir
+from fleetd.host.processes import look
+from policies.facts import RunState, Want
+
+LAST_WRITES = {"supervisor": 42, "shim": 12}
+"""More than a short run of either makes; checked below."""
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., HostRun]]:
+    runs: list[HostRun] = []
+
+    def begin(fault: str, *arguments: str, **changes: Any) -> HostRun:
+        run = HostRun(tmp_path / f"root-{len(runs)}", spec_for(*arguments, **changes)).create()
+        runs.append(run)
+        with monkeypatch.context() as patch:
+            patch.setenv("FLEETD_FAULT", fault)
+            run.supervise()
+        return run
+
+    yield begin
+    for run in runs:
+        run.clean()
+
+
+@pytest.mark.parametrize(("role", "first"), [("supervisor", 2), ("shim", 1)])
+def test_one_write_after_another_finds_no_room_and_no_run_is_the_worse_for_it(start: Callable[..., HostRun], role: str, first: int) -> None:
+    """All of them at once, each with another write refused; a refused start of the supervisor itself is the sweep's to repeat."""
+    stories = {number: start(f"{role}:{number}:refuse:", "16", "0.05", "every=8") for number in range(first, LAST_WRITES[role] + 1, 4)}
+
+    ends = {number: run.settle() for number, run in stories.items()}
+
+    assert {number: (seen.state, seen.attempt, seen.step) for number, seen in ends.items()} == dict.fromkeys(stories, (RunState.FINISHED, 1, 16))
+    for run in stories.values():
+        assert run.moves() == ["starting", "running", "finished"]
+        assert [notice["body"]["step"] for notice in run.notices("checkpoint")] == [0, 8, 16]
+
+
+def test_a_disk_that_is_full_at_the_start_uses_up_no_try(start: Callable[..., HostRun], tmp_path: Path) -> None:
+    ballast = tmp_path / "ballast"
+    ballast.touch()
+    stories = [start(f"shim:{number}:full:{ballast}", "10", "0.05") for number in (1, 2, 3, 4)]
+    for run in stories:
+        run.wait_state(RunState.STARTING)
+    wait_for(lambda: all((run.paths.attempt(1).root).exists() for run in stories), 20, stories[0].log_text)
+    time.sleep(2.0)  # so long that three tries with their waits would be over
+
+    assert [rundir.newest_attempt(run.paths) for run in stories] == [1] * 4
+    ballast.unlink()
+
+    assert [(run.settle().state, run.settle().attempt) for run in stories] == [(RunState.FINISHED, 1)] * 4
+
+
+def test_a_start_that_waits_for_room_is_given_up_when_it_is_no_longer_wanted(start: Callable[..., HostRun], tmp_path: Path) -> None:
+    ballast = tmp_path / "ballast"
+    ballast.touch()
+    run = start(f"shim:1:full:{ballast}", "1000", "0.05")
+    run.wait_state(RunState.STARTING)
+    wait_for(lambda: run.paths.attempt(1).root.exists(), 20, run.log_text)
+
+    run.order(2, Want.STOP)
+
+    assert run.settle().state is RunState.STOPPED
+    assert rundir.read_attempt(run.paths, 1) is None, "no trainer ever ran"
+
+
+def test_a_trainer_that_was_started_before_the_disk_filled_up_can_still_be_verified_and_stopped(
+    start: Callable[..., HostRun], tmp_path: Path
+) -> None:
+    """Its record has to be written again after the exec, when its argv is another; a full disk has no room for a second file."""
+    ballast = tmp_path / "ballast"
+    ballast.touch()
+    run = start(f"shim:5:full:{ballast}", "2000", "0.05", "every=1000")
+    seen = run.wait_step(3)
+    assert seen.identity == "verified"
+    run.order(2, Want.STOP)
+    wait_for(lambda: (record := rundir.read_attempt(run.paths, 1)) and look(record.identity).is_dead, 20, run.log_text)
+
+    assert not run.paths.attempt(1).exit.exists(), "the disk was full all the time"
+    ballast.unlink()
+
+    assert run.settle().state is RunState.STOPPED and run.settle().attempt == 1
+
+
+def test_a_supervisor_that_found_no_room_for_its_own_record_writes_it_later(start: Callable[..., HostRun]) -> None:
+    run = start("supervisor:1:refuse:", "2000", "0.05")
+    run.wait_step(2)
+
+    record = rundir.read_program(run.paths.supervisor)
+
+    assert record is not None and look(record.identity).is_verified
+
+
+def test_a_record_is_overwritten_within_the_space_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    path.write_text('{"a": 1, "some": "more words"}', encoding="utf-8")
+
+    assert overwrite(path, '{"a": 2}')
+    assert path.read_text(encoding="utf-8").rstrip() == '{"a": 2}' and path.stat().st_size == 30
+    assert not overwrite(path, "x" * 1_000_000) and path.read_text(encoding="utf-8").rstrip() == '{"a": 2}'
+    assert not overwrite(tmp_path / "absent.json", "{}")
