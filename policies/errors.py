@@ -3,6 +3,7 @@
     ExplainedError
     ├── PlanInvalid        the plan can't be read as one               exit 2
     ├── RequestRefused     the request can't be granted now            exit 3
+    │   ├── NoRoom         a disk is full: nothing was done, it is tried again
     │   └── NotFound       nothing has that name                       exit 4
     ├── FreezeRefused      the freeze forbids it                       exit 9
     ├── HostUnreachable    a host does not answer                      exit 8
@@ -57,6 +58,10 @@ class NotFound(RequestRefused):
     exit_code = EXIT_NOT_FOUND
 
 
+class NoRoom(RequestRefused):
+    """A disk has no room for what was to be done. Nothing of it was left behind, and whoever wanted it tries again by itself."""
+
+
 class FreezeRefused(ExplainedError):
     exit_code = EXIT_FREEZE
 
@@ -108,7 +113,7 @@ class IllegalTransition(AssertionError):
 ERRORS_BY_NAME: dict[str, type[ExplainedError]] = {
     kind.__name__: kind
     for kind in (
-        ExplainedError, PlanInvalid, RequestRefused, NotFound, FreezeRefused, HostUnreachable, GenerationStale, OwnerMismatch,
+        ExplainedError, PlanInvalid, RequestRefused, NoRoom, NotFound, FreezeRefused, HostUnreachable, GenerationStale, OwnerMismatch,
         JournalDamaged, LedgerDamaged, CheckpointDamaged, DataDamaged, ResumeMismatch, LossNotFinite, GateFailed,
     )
 }

@@ -28,7 +28,7 @@ from fleetd.coordinator.trees import (
 )
 from fleetd.files import files_below, sync_folder
 from fleetd.paths import HostPaths
-from policies.errors import DataDamaged, ExplainedError, RequestRefused
+from policies.errors import DataDamaged, ExplainedError, NoRoom, RequestRefused
 from policies.facts import Word
 from policies.manifest import FileEntry, directory_digest
 
@@ -180,11 +180,11 @@ class LocalCourier:
     def _no_place(self, kind: TreeKind, final: Path, entries: tuple[FileEntry, ...], fault: OSError) -> ExplainedError:
         needed = sum(entry.bytes for entry in entries)
         if fault.errno in _NO_ROOM:
-            free = shutil.disk_usage(final.parent).free
-            return RequestRefused(
+            free = shutil.disk_usage(next(each for each in final.parents if each.exists())).free
+            return NoRoom(
                 f"no room for {kind} on host {self._host}", where=str(final),
                 what=f"{needed} bytes are needed, {free} are free; nothing was left behind",
-                fix=f"free some space below {self._paths.root}, then launch again",
+                fix=f"free some space below {self._paths.root}; it is tried again by itself",
             )
         return RequestRefused(
             f"can't write {kind} on host {self._host}", where=str(final), what=str(fault),

@@ -21,7 +21,7 @@ from typing import Any
 
 from fleetd import faults
 from fleetd.files import sync_folder
-from policies.errors import ExplainedError, LedgerDamaged, RequestRefused
+from policies.errors import ExplainedError, LedgerDamaged, NoRoom
 from policies.facts import format_moment
 from policies.freeze import TORN, LedgerEvent, canonical
 
@@ -208,7 +208,7 @@ def _write(path: Path, descriptor: int, line: bytes) -> None:
         faults.after("ledger appended")
     except OSError as fault:
         os.ftruncate(descriptor, before)
-        raise RequestRefused(
+        raise NoRoom(
             "can't write the ledger, so nothing that it should record was done", where=str(path), what=str(fault),
             fix="free some space on that disk; the coordinator tries again",
         ) from fault

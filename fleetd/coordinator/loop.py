@@ -33,7 +33,7 @@ from fleetd.journal import Journal
 from fleetd.model import Owner
 from fleetd.wire import decode, dumps, encode
 from policies.deadlines import ClockPair, effective_time
-from policies.errors import ExplainedError, HostUnreachable
+from policies.errors import ExplainedError, HostUnreachable, NoRoom
 from policies.facts import format_moment
 
 TICK_SECONDS = 0.5
@@ -41,6 +41,8 @@ WAIT_SECONDS_MAX = 2.0
 """A tick comes at the latest after this, even if the scheduler is late."""
 WORKERS = 4
 MESSAGE_SECONDS_MAX = 20.0
+PASSING = (HostUnreachable, NoRoom)
+"""What keeps a job from being done now, and will not for ever."""
 CLOSE_SECONDS_MAX = 3.0
 REPLAY_ENTRIES = 10_000
 
@@ -182,7 +184,7 @@ class Loop:
             result = self._run_job(job, fleet, sessions, now)
             faults.after(f"{job.kind} done")
         except ExplainedError as fault:
-            self.inbox.put_job(JobDone(job=job, error=fault.to_json(), is_final=type(fault) is not HostUnreachable))
+            self.inbox.put_job(JobDone(job=job, error=fault.to_json(), is_final=type(fault) not in PASSING))
         except OSError as fault:
             fix = "free space or mend permissions there; it is tried again by itself"
             found = ExplainedError(f"{job.kind} can't be done now", where=str(fault.filename or job.key), what=str(fault), fix=fix)

@@ -21,7 +21,7 @@ from fleetd.coordinator.predictions import META_BYTES_MAX, ROWS_BYTES_MAX, Meta,
 from fleetd.coordinator.trees import TEMPORARY_PREFIX, TreeFault, discard_tree, locked, read_manifest, tree_fault, write_manifest
 from fleetd.files import sync_folder
 from fleetd.paths import CampaignPaths
-from policies.errors import CheckpointDamaged, DataDamaged, NotFound, RequestRefused
+from policies.errors import CheckpointDamaged, DataDamaged, NoRoom, NotFound
 from policies.facts import Split, step_name
 from policies.manifest import MANIFEST_NAME, directory_digest
 
@@ -237,6 +237,6 @@ def _store_damaged(path: Path, what: str) -> DataDamaged:
     return DataDamaged("the store's copy of predictions was changed", where=str(path), what=what, fix=fix)
 
 
-def _no_place(path: Path, fault: OSError) -> RequestRefused:
-    what = f"{fault}; {shutil.disk_usage(path.parent).free} bytes are free"
-    return RequestRefused("can't keep a copy", where=str(path), what=what, fix="free some space on that disk; it is tried again")
+def _no_place(path: Path, fault: OSError) -> NoRoom:
+    what = f"{fault}; {shutil.disk_usage(next(each for each in path.parents if each.exists())).free} bytes are free"
+    return NoRoom("can't keep a copy", where=str(path), what=what, fix="free some space on that disk; it is tried again")

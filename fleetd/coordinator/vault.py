@@ -19,7 +19,7 @@ from fleetd.coordinator.trees import TEMPORARY_PREFIX, TreeFault, copy_tree, dis
 from fleetd.files import read_record, sync_folder
 from fleetd.paths import CampaignPaths
 from fleetd.wire import WireError
-from policies.errors import DataDamaged, FreezeRefused, NotFound, RequestRefused
+from policies.errors import DataDamaged, FreezeRefused, NoRoom, NotFound, RequestRefused
 from policies.facts import Split
 from policies.freeze import (
     FROZEN,
@@ -175,9 +175,8 @@ def _lay_in(paths: CampaignPaths, role: CollectedRole) -> None:
         title = f"can't put {role.role.split} into the vault"
         raise DataDamaged(title, where=str(fault.path), what=fault.what, fix="let nothing write there, then launch again") from fault
     except OSError as fault:
-        raise RequestRefused(
-            f"can't put {role.role.split} into the vault", where=str(final), what=str(fault), fix=f"make room below {paths.root}, then launch again",
-        ) from fault
+        fix = f"make room below {paths.root}; it is tried again by itself"
+        raise NoRoom(f"can't put {role.role.split} into the vault", where=str(final), what=str(fault), fix=fix) from fault
     finally:
         discard_tree(temporary)
 
