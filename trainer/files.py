@@ -16,7 +16,7 @@ import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -199,8 +199,10 @@ def file_entry(folder: Path, path: str) -> FileEntry:
     return FileEntry(path=path, bytes=size, sha256=digest.hexdigest())
 
 
-def folder_entries(folder: Path) -> tuple[FileEntry, ...]:
-    """Every file below `folder` but its own manifest and byte code: what a directory digest is made of. OSError on a link."""
+def folder_entries(folder: Path, known: Mapping[str, FileEntry] | None = None) -> tuple[FileEntry, ...]:
+    """Every file below `folder` but its own manifest and byte code: what a directory digest is made of. OSError on a link.
+
+    Files in `known` were just read and hashed by the caller, and are not read again."""
     paths: list[str] = []
     for base, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
@@ -211,7 +213,8 @@ def folder_entries(folder: Path) -> tuple[FileEntry, ...]:
             paths.append(path.relative_to(folder).as_posix())
         if len(paths) > FILES_MAX:
             raise OSError(f"{folder} holds over {FILES_MAX} files")
-    return tuple(file_entry(folder, path) for path in paths if path != MANIFEST_NAME)
+    known = known or {}
+    return tuple(known.get(path) or file_entry(folder, path) for path in paths if path != MANIFEST_NAME)
 
 
 def entry_of(path: str, pieces: Iterable[Buffer]) -> FileEntry:

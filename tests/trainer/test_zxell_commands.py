@@ -40,6 +40,16 @@ def test_weights_go_to_a_model_directory_and_back(tmp_path: Path) -> None:
     assert all(torch.equal(then[name].bfloat16().float(), now[name]) for name in then)
 
 
+def test_a_fresh_model_has_the_size_of_its_preset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["zxell", "init", str(tmp_path / "model"), "--preset", "tiny", "--vocabulary", "48"]) == 0
+    assert "is a fresh model of 0.1 M parameters" in capsys.readouterr().out
+    assert main(["zxell", "weights", str(tmp_path / "model"), str(tmp_path / "fresh.pt")]) == 0
+    found = read_checkpoint(tmp_path / "fresh.pt")
+    wanted = fresh_tensors(parse_model({"n_layer": 2, "d_model": 64, "n_head": 2, "ctx": 128, "vocab_size": 48}, where=""), seed=0)
+    assert all(torch.equal(found.tensors[name], wanted[name]) for name in wanted)
+    assert main(["zxell", "init", str(tmp_path / "other"), "--preset", "XXL"]) == 30
+
+
 def test_text_comes_out_of_a_model_and_its_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import sentencepiece
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.errors import DataDamaged
-from policies.manifest import directory_digest
+from policies.manifest import FileEntry, directory_digest
 from trainer.files import JsonFault, folder_entries, read_json
 from trainer.formats.zrodlo_corpus import is_zrodlo_corpus, open_zrodlo_corpus
 
@@ -32,7 +32,8 @@ FAMILIES = ("en", "de", "fr", "ja")
 FAMILY_UNKNOWN = "all"
 TOKEN_BYTES = 2
 SHARDS_MAX = 100_000
-CHUNK_TOKENS = 4 * 1024 * 1024
+CHUNK_TOKENS = 256 * 1024
+"""A piece that stays in the cache while it is hashed, bounded and searched."""
 
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
@@ -104,7 +105,7 @@ def open_corpus(
     tokenizer = tokenizer_file(folder, index)
     known = min(size for size in (vocabulary, vocabulary_of(tokenizer), 2**16) if size is not None)
     shards = tuple(open_shard(folder, checked_entry(folder, entry), known) for entry in entries)
-    return Corpus(folder=folder, split=split, digest=_measure(folder, digest), vocabulary=known, tokenizer=tokenizer, shards=shards)
+    return Corpus(folder=folder, split=split, digest=_measure(folder, digest, shards), vocabulary=known, tokenizer=tokenizer, shards=shards)
 
 
 def documents(corpus: Corpus, tokens_max: int | None = None) -> Iterator[Document]:
@@ -241,10 +242,11 @@ def vocabulary_of(tokenizer: Path | None) -> int | None:
         raise _damaged(tokenizer, f"it is no SentencePiece model: {fault}") from fault
 
 
-def _measure(folder: Path, expected: str | None) -> str:
-    """The digest of the whole directory. DataDamaged unless it is the expected one."""
+def _measure(folder: Path, expected: str | None, shards: tuple[Shard, ...]) -> str:
+    """The digest of the whole directory; `shards` were hashed when they were opened. DataDamaged unless it is the expected one."""
+    hashed = {shard.name: FileEntry(path=shard.name, bytes=shard.tokens.nbytes, sha256=shard.sha256) for shard in shards}
     try:
-        measured = directory_digest(folder_entries(folder))
+        measured = directory_digest(folder_entries(folder, hashed))
     except OSError as fault:
         raise _damaged(folder, str(fault)) from fault
     if expected is not None and measured != expected:
@@ -257,7 +259,7 @@ def _open_zrodlo(folder: Path, split: str, digest: str | None, vocabulary: int |
     found = open_zrodlo_corpus(folder, vocabulary=vocabulary)
     shard = Shard(name="tokens.bin", tokens=found.tokens, sha256=found.described["tokens_sha256"], document_ends=found.document_ends, families=None)
     known = found.vocabulary if vocabulary is None else min(found.vocabulary, vocabulary)
-    return Corpus(folder=folder, split=split, digest=_measure(folder, digest), vocabulary=known, tokenizer=found.tokenizer, shards=(shard,),
+    return Corpus(folder=folder, split=split, digest=_measure(folder, digest, (shard,)), vocabulary=known, tokenizer=found.tokenizer, shards=(shard,),
                   end_of_sequence=found.end_of_sequence)
 
 

@@ -25,6 +25,7 @@ def add_commands(commands: Any) -> None:
         ("inspect", run_inspect, "check a run directory or a .pt and describe it as JSON", ("source",)),
         ("import", run_import, "make a run directory that goes on exactly where a zxell run stands", ("source", "target")),
         ("export", run_export, "write the newest checkpoint of a run as a zxell run directory", ("source", "target")),
+        ("init", run_init, "a fresh model directory with the weights that zxell begins with", ("target",)),
         ("to-model", run_to_model, "a .pt as a Llama model directory", ("source", "target")),
         ("weights", run_weights, "a Llama model directory or checkpoint as a weights-only .pt", ("source", "target")),
         ("evaluate", run_evaluate, "perplexity over one shard, by language, as zxell counts it", ("source",)),
@@ -39,6 +40,10 @@ def add_commands(commands: Any) -> None:
         if name == "import":
             command.add_argument("--device", default="auto")
             command.add_argument("--no-validation", action="store_true", help="leave the val split alone")
+        if name == "init":
+            command.add_argument("--preset", default="S", help="tiny, S, M or L")
+            command.add_argument("--vocabulary", type=int, default=48_000)
+            command.add_argument("--seed", type=int, default=0)
         if name == "weights":
             command.add_argument("--bf16", action="store_true", help="bf16 without the tied head, as clients exchange it")
         if name == "evaluate":
@@ -94,6 +99,18 @@ def run_export(asked: argparse.Namespace) -> TrainerExit:
     from trainer.formats.zxell_continue import export_run
 
     print(f"step {export_run(asked.source, asked.target)} is in {asked.target}")
+    return TrainerExit.FINISHED
+
+
+def run_init(asked: argparse.Namespace) -> TrainerExit:
+    from trainer.formats.zxell_models import write_fresh_model
+    from trainer.formats.zxell_weights import PRESETS, parameter_count, parse_model
+
+    if asked.preset not in PRESETS:
+        raise PlanInvalid("there is no such preset", where="--preset", what=f"{asked.preset!r} is not in {', '.join(PRESETS)}", fix="choose one")
+    model = parse_model({**PRESETS[asked.preset], "vocab_size": asked.vocabulary}, where="--vocabulary")
+    write_fresh_model(asked.target, model, seed=asked.seed)
+    print(f"{asked.target} is a fresh model of {parameter_count(model) / 1e6:.1f} M parameters")
     return TrainerExit.FINISHED
 
 

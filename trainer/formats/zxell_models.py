@@ -12,7 +12,7 @@ from policies.errors import PlanInvalid
 from trainer.files import read_json
 from trainer.formats.new_directory import new_directory
 from trainer.formats.zxell_checkpoint import ZxellCheckpoint, read_checkpoint, write_weights
-from trainer.formats.zxell_weights import from_llama, llama_config, model_of_llama, to_llama
+from trainer.formats.zxell_weights import Tensors, ZxellModel, fresh_tensors, from_llama, llama_config, model_of_llama, to_llama
 from trainer.models.build import WEIGHTS_NAME, build_model, fill_weights, load_model_directory, trained_weights
 from trainer.models.families import CONFIG_NAME, FAMILIES, read_config
 from trainer.state import STATE_NAME
@@ -21,11 +21,12 @@ from trainer.state import STATE_NAME
 def write_model_directory(source: Path, target: Path) -> None:
     """`target` (new): config.json and model.safetensors of the model in a `.pt`, whole or not at all."""
     checkpoint = read_checkpoint(source)
+    _write_directory(target, checkpoint.model, checkpoint.tensors)
 
-    with new_directory(target) as folder:
-        config = {"architectures": ["LlamaForCausalLM"], **llama_config(checkpoint.model)}
-        (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2) + "\n")
-        save_file(to_llama(checkpoint.model, checkpoint.tensors), folder / WEIGHTS_NAME, metadata={"format": "pt"})
+
+def write_fresh_model(target: Path, model: ZxellModel, *, seed: int) -> None:
+    """`target` (new): a model directory as a zxell training begins, drawn from `seed`."""
+    _write_directory(target, model, fresh_tensors(model, seed=seed))
 
 
 def write_weights_of(source: Path, target: Path, *, half: bool) -> None:
@@ -51,6 +52,13 @@ def load_any(source: Path) -> tuple[nn.Module, int, int]:
     model = build_model(llama_config(checkpoint.model), seed=0)
     fill_weights(model, to_llama(checkpoint.model, checkpoint.tensors), where=str(source))
     return model.eval(), checkpoint.model.ctx, checkpoint.step
+
+
+def _write_directory(target: Path, model: ZxellModel, tensors: Tensors) -> None:
+    with new_directory(target) as folder:
+        config = {"architectures": ["LlamaForCausalLM"], **llama_config(model)}
+        (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2) + "\n")
+        save_file(to_llama(model, tensors), folder / WEIGHTS_NAME, metadata={"format": "pt"})
 
 
 def steps_done(folder: Path) -> int:
