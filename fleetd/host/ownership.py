@@ -54,7 +54,8 @@ def _refuse_strangers(paths: HostPaths, found: Owner, owner: Owner) -> None:
         raise GenerationStale(
             "a newer life of this coordinator has spoken to this host", where=str(paths.owner),
             what=f"generation {found.generation} is recorded, the order carries {owner.generation}",
-            fix="end the older coordinator process: only the newest one gives orders",
+            fix="end the older coordinator process: only the newest one gives orders. If this one was restored from an older copy and is the "
+            f"only one: end it, set generation to {found.generation} in its coordinator.json, start it again",
         )
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,13 @@ class Coordinator:
     def launch(self, *names: str) -> str:
         body = {"plan": encode(self.plan(*names)), "plan_text": "name: commands", "actor": "user:test"}
         answer = self.call("POST", "launch", json=body)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["campaign_id"])
+
+    def launch_other(self, name: str) -> str:
+        """A second campaign, from another plan, with one candidate."""
+        plan = replace(self.plan(name), name=f"plan-{name}", plan_sha256="cd" * 32)
+        answer = self.call("POST", "launch", json={"plan": encode(plan), "plan_text": f"name: plan-{name}", "actor": "user:test"})
         assert answer.status_code == 200, answer.text
         return str(answer.json()["campaign_id"])
 

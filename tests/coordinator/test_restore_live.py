@@ -1,0 +1,103 @@
+"""A state directory restored from an older copy, through real processes: a command that runs on, an order, a loss, a stranger."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from test_daemon_live import Coordinator
+
+from policies.facts import RunState
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
+    found = Coordinator(tmp_path)
+    yield found
+    found.end()
+
+
+def restored(coordinator: Coordinator, copy: Path) -> None:
+    """What a person does: end the daemon, put the older copy in its place, start it again."""
+    coordinator.kill()
+    shutil.rmtree(coordinator.paths.root)
+    shutil.copytree(copy, coordinator.paths.root, ignore=shutil.ignore_patterns("api.sock"))
+    identity = coordinator.paths.identity
+    assert identity.exists()
+    coordinator.start()
+
+
+def copied(coordinator: Coordinator, folder: Path) -> Path:
+    """A copy as a backup takes it, of a daemon at rest."""
+    coordinator.kill()
+    shutil.copytree(coordinator.paths.root, folder, ignore=shutil.ignore_patterns("api.sock"))
+    coordinator.start()
+    return folder
+
+
+def events(coordinator: Coordinator, kind: str) -> list[dict[str, Any]]:
+    found = coordinator.call("GET", "events", params={"limit": "5000"}).json()["events"]
+    return [event for event in found if event["kind"] == kind]
+
+
+def is_running(coordinator: Coordinator, name: str = "own") -> bool:
+    run = coordinator.run(name)
+    return run["state"] == "running" and run["pid"]["value"] is not None
+
+
+def test_after_an_older_copy_was_restored_a_run_is_caught_up_with_and_obeys_again(coordinator: Coordinator, tmp_path: Path) -> None:
+    coordinator.start()
+    campaign_id = coordinator.launch()
+    coordinator.until(lambda: is_running(coordinator))
+    copy = copied(coordinator, tmp_path / "copy")
+    coordinator.until(lambda: is_running(coordinator))
+    for method, state in (("stop", "stopped"), ("resume", "running")):
+        coordinator.call("POST", method, json={"target": "own", "actor": "user:test"})
+        coordinator.until(lambda wanted=state: coordinator.run()["state"] == wanted)  # type: ignore[misc]
+    coordinator.until(lambda: is_running(coordinator) and coordinator.run()["attempt"] == 2)
+    run_id, trainer = f"{campaign_id}-own", psutil.Process(coordinator.run()["pid"]["value"])
+    time.sleep(1.5)  # the supervisor drops what was acknowledged
+    restored(coordinator, copy)
+
+    coordinator.until(lambda: is_running(coordinator) and coordinator.run()["attempt"] == 2)
+    assert coordinator.run()["pid"]["value"] == trainer.pid
+    lost = events(coordinator, "notices_lost")
+    assert [event["run_id"] for event in lost] == [run_id] and "does not have notices" in lost[0]["because"]
+    assert [ended["attempt"] for ended in coordinator.run()["attempts_ended"]] == [1], "its end stands in the files of the run"
+
+    coordinator.call("POST", "stop", json={"target": "own", "actor": "user:after"})
+    coordinator.until(lambda: coordinator.run()["state"] == "stopped")
+    assert not trainer.is_running()
+    order = events(coordinator, "want_changed")[-1]
+    assert (order["body"]["want"]["sequence"], order["actor"]) == (4, "user:after") and "had obeyed order 3" in order["because"]
+    assert coordinator.replayed().runs[run_id].state is RunState.STOPPED
+
+
+def test_a_campaign_that_history_lost_is_seen_on_its_host_and_stopped_there(coordinator: Coordinator, tmp_path: Path) -> None:
+    coordinator.start()
+    coordinator.launch()
+    coordinator.until(lambda: is_running(coordinator))
+    copy = copied(coordinator, tmp_path / "copy")
+    coordinator.until(lambda: is_running(coordinator))
+    lost_id = coordinator.launch_other("later")
+    coordinator.until(lambda: is_running(coordinator, "later"))
+    run_id, trainer = f"{lost_id}-later", psutil.Process(coordinator.run("later")["pid"]["value"])
+    restored(coordinator, copy)
+
+    coordinator.until(lambda: coordinator.status()["verdict"]["word"] == "NEEDS YOU")
+    status = coordinator.status()
+    assert f"here has a run that nobody here knows: {run_id}, pid {trainer.pid}, running" in status["verdict"]["text"]
+    assert [run["run_id"] for run in status["hosts"][0]["unknown_runs"]] == [run_id] and trainer.is_running()
+    assert status["hosts"][0]["committed_bytes"] == 2 * 128 * 1024**2
+
+    answer = coordinator.call("POST", "stop", json={"target": run_id, "actor": "user:test"})
+    assert answer.json() == {"runs": [run_id]}
+    coordinator.until(lambda: coordinator.status()["verdict"]["word"] == "OK")
+    assert not trainer.is_running() and is_running(coordinator)
