@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from trainer_stage import GPT2, StopAfter, make_run, make_task, manifest_bytes, prepare, train_here
 from zrodlo_stage import END, TEXTS, make_corpus, make_sources, make_tokenizer
 
@@ -22,6 +23,7 @@ from trainer.config import parse_task
 from trainer.data.shards import documents, open_corpus
 from trainer.formats.zrodlo_build import build_corpus
 from trainer.formats.zrodlo_corpus import open_zrodlo_corpus
+from trainer.scoring import score_documents, window_nll
 
 
 @pytest.fixture
@@ -188,6 +190,13 @@ def test_scoring_begins_after_the_corpus_own_end_token(tmp_path: Path, corpus: P
     training = prepare(make_run(tmp_path, "run", zrodlo_task(corpus, window=8)))
     end = open_zrodlo_corpus(corpus).end_of_sequence
     assert end != 2 and {document.end_of_sequence for document in training.scored} == {end}
+    document, model = training.scored[0], training.state.model.eval()
+    assert 1 < len(document.tokens) <= 8, "one window"
+    row = score_documents(model, [document], window=8, batch=1, precision="fp32")[0]
+    tokens = torch.tensor([[end, *document.tokens.tolist()]])
+    with torch.no_grad():
+        by_hand = float(window_nll(model, tokens[:, :-1], tokens[:, 1:], precision="fp32").double().sum())
+    assert row.nll == pytest.approx(by_hand, rel=1e-5)
 
 
 def test_a_format_that_the_directory_is_not_is_refused(tmp_path: Path, corpus: Path, shards: Path) -> None:
