@@ -7,8 +7,9 @@ INPUTS ?= 100000
 SEED   ?= 0
 KILLS  ?= 20
 SEED   ?= 1
+SECONDS ?= 60
 
-.PHONY: demo test check bench chaos fuzz live clean prove
+.PHONY: demo test check bench chaos fuzz live clean prove soak
 
 demo: $(VENV)/ready
 	$(RUN) examples/manpages/demo.py
@@ -24,6 +25,10 @@ check: $(VENV)/ready
 
 chaos: $(VENV)/ready
 	nice -n 5 $(RUN) tests/chaos/chaos.py --kills $(KILLS) --seed $(SEED)
+
+# Simulated campaigns with faults for so many seconds, from new seeds, or from SEED=n on.
+soak: $(VENV)/ready
+	$(RUN) -m tests.sim.soak --seconds $(SECONDS) $(if $(filter-out file,$(origin SEED)),--seed $(SEED))
 
 bench: $(VENV)/ready
 	$(RUN) benchmarks/run.py

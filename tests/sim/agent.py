@@ -36,7 +36,7 @@ class RunWatch:
 
     @property
     def state(self) -> RunState | None:
-        return self.run.observation.state if self.run.observation is not None else None
+        return self.run.shown_state
 
     @property
     def supervisor(self) -> str:

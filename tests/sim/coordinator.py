@@ -162,7 +162,7 @@ class _Counted:
         return self.link.session
 
     def send(self, order: Order) -> bool:
-        self.loop.office.laws.sent(order, self.loop.fleet, self.loop.journal)
+        self.loop.office.laws.sent(order, self.loop.fleet)
         taken = self.link.send(order)
         self.loop._boundary("in_acts")
         return taken
@@ -177,7 +177,7 @@ class Office:
     def __init__(self, world: World, machine: Machine, networks: dict[str, Network], laws: Any, *, pace_seconds: float) -> None:
         self.world, self.machine, self.networks, self.laws = world, machine, networks, laws
         self.pace_seconds = pace_seconds
-        self.poll_wait_seconds = 4.0
+        self.poll_wait_seconds = 6.0
         self.spool, self.archive = Spool(), Archive(machine)
         self.jobs = VirtualJobs(self.archive, laws)
         self.generation = 0

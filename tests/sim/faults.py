@@ -27,9 +27,11 @@ class Faults:
             self._hide, self._hog, self._rot, self._unkillable, self._unkillable, self._freeze_trainer, self._damage_job, self._damage_journal,
         )
 
-    def plan(self, count: int) -> None:
+    def plan(self, count: int, about: tuple[str, ...] = ()) -> None:
         """So many faults at random moments; often of a few kinds only, so that some stories are about one thing."""
         kinds = self.kinds if self.world.chance(0.6) else tuple(self.world.random.sample(self.kinds, 4))
+        if about:
+            kinds = tuple(getattr(self, f"_{name}") for name in about)
         for _ in range(count):
             self.world.after(self.world.between(0.0, self.heals_at), self._happen, self.world.random.choice(kinds))
 

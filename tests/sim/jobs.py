@@ -20,7 +20,7 @@ from policies.freeze import FROZEN, JUDGED, OPENED, REGISTERED, LedgerEvent, Per
 from policies.selection import CandidateEvidence, CheckpointEvidence, NoSelection, Selection, select
 from tests.sim.link import Network
 from tests.sim.machine import Machine
-from tests.sim.rundir import VirtualRun
+from tests.sim.rundir import Checkpoint, VirtualRun
 
 RESERVED_ROWS = (50, 100, 100, 500)
 
@@ -152,9 +152,10 @@ class VirtualJobs:
         found = place.run_directory(run).checkpoints.get(step)
         if found is None:
             raise NotFound("the host no longer has that checkpoint", where=run.run_id, what=f"step {step}", fix="use another one")
-        if not found.is_whole or found.digest != digest:
+        if not verifies(found, digest):
             raise CheckpointDamaged("a checkpoint does not verify", where=run.run_id, what=f"step {step}", fix="keep it for inspection")
         place.store.checkpoints[digest] = (run.run_id, step)
+        self.laws.copied(found, digest)
 
     def _prune(self, place: Place) -> dict[str, Any]:
         if place.store.frozen is not None:
@@ -240,18 +241,23 @@ class VirtualJobs:
     def _stage_evaluation(self, place: Place) -> dict[str, Any]:
         store, body = place.store, place.job.body
         machine, split = place.machine(place.job.host), Split(body["split"])
-        if store.frozen is None:
-            raise FreezeRefused("nothing is frozen", where=store.campaign_id, what="there is no frozen selection", fix="wait until it is frozen")
+        frozen = self._frozen_of(store)
         self._room_on(machine)
         because = body["because"] if body["actor"] != "coordinator" else ""
-        permit = may_open(split, store.frozen, openings_of(tuple(store.ledger)), because)  # type: ignore[arg-type]
+        permit = may_open(split, frozen, openings_of(tuple(store.ledger)), because)  # type: ignore[arg-type]
         if not isinstance(permit, Permitted):
             raise permit
-        frozen_sha256 = next(event.body["frozen_sha256"] for event in store.ledger if event.kind == FROZEN)
+        frozen_sha256 = next((event.body["frozen_sha256"] for event in store.ledger if event.kind == FROZEN), None)
         if permit.shares is None:
             store.enter(OPENED, {"split": split.value, "number": permit.number, "frozen_sha256": frozen_sha256, "because": because})
         self.laws.opened(store, split)
         return {"digests": {split.value: _digest(f"{place.campaign.plan.name}/{split}")}, "opening": {"split": split.value, "number": permit.number}}
+
+    def _frozen_of(self, store: Store) -> Any:
+        """The proof that reserved data may be opened."""
+        if store.frozen is None:
+            raise FreezeRefused("nothing is frozen", where=store.campaign_id, what="there is no frozen selection", fix="wait until it is frozen")
+        return store.frozen
 
     def _collect(self, place: Place) -> dict[str, Any]:
         split = place.job.body["split"]
@@ -271,6 +277,11 @@ class VirtualJobs:
 
     def _report(self, place: Place) -> dict[str, Any]:
         return {"html": "report.html", "json": "report.json"}
+
+
+def verifies(found: Checkpoint, digest: str) -> bool:
+    """Whether every byte of a checkpoint is what its manifest says, and the manifest what its host told."""
+    return found.is_whole and found.digest == digest
 
 
 def _without(candidate: CandidateEvidence, step: int, because: str) -> CandidateEvidence:

@@ -86,9 +86,10 @@ class Laws:
     def ordered(self, run: VirtualRun, want: WantOrder, applied: bool) -> None:
         self.counts["orders"] += 1
 
-    def observed(self, run: VirtualRun, observation: Observation) -> None:
+    def observed(self, run: VirtualRun, observation: Observation, seconds: float) -> None:
+        """A look that was taken at `seconds` is read by somebody."""
         if len(self.looks) < LOOKS_KEPT_MAX:
-            self.looks[run.run_id, observation.at] = self.world.seconds, run.machine
+            self.looks[run.run_id, observation.at] = seconds, run.machine
 
     def measured(self, machine: Machine) -> None:
         self.measured_at[machine.name] = self.world.seconds

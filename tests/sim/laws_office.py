@@ -29,7 +29,8 @@ class FleetLaws(Laws):
     def __init__(self, world: Any, coverage: Any) -> None:
         super().__init__(world, coverage)
         self.office: Any = None
-        self.placed: dict[str, str] = {}
+        self.placed: dict[str, int] = {}
+        """By run, the number of the event that placed it."""
         self.durable: Fleet | None = None
         self.unanswered: set[int] = set()
         self.offset_seconds = 0.0
@@ -58,7 +59,7 @@ class FleetLaws(Laws):
         assert event.run_id is not None and event.host is not None
         if before.runs[event.run_id].spec is not None:
             self.broken("5", f"{event.run_id} is placed twice")
-        self.placed[event.run_id] = event.host
+        self.placed[event.run_id] = event.sequence
 
     def _run_moved(self, after: Fleet, event: Event) -> None:
         source, to = RunState(event.body["from"]), RunState(event.body["to"])
@@ -90,12 +91,12 @@ class FleetLaws(Laws):
         if "broke down" in event.body["title"]:
             self.broken("crash", f"{event.body['job']}: {event.body['what']}")
 
-    def sent(self, order: Order, fleet: Fleet, journal: VirtualJournal) -> None:
+    def sent(self, order: Order, fleet: Fleet) -> None:
         run = fleet.runs[order.run_id]
         if order.host != run.host:
             self.broken("5", f"an order for {order.run_id} goes to {order.host}, it was placed on {run.host}")
         if order.order == "start":
-            if not journal.is_durable:
+            if self.office.spool.last < self.placed[order.run_id]:
                 self.broken("12", f"{order.run_id} is started before its placing is on disk")
             self._evaluates_the_frozen(run, order, fleet)
 
@@ -104,6 +105,10 @@ class FleetLaws(Laws):
             frozen = self.office.archive.store(run.campaign_id).frozen
             if frozen is None or order.body["task"]["models"]["selected"]["digest"] != frozen["checkpoint_digest"]:
                 self.broken("7", f"{run.run_id} evaluates another checkpoint than the frozen one")
+
+    def copied(self, found: Any, digest: str) -> None:
+        if not found.is_whole or found.digest != digest:
+            self.broken("4", f"a copy of step {found.step} is called verified, and its bytes are damaged")
 
     def selected(self, store: Any, selection: dict[str, Any], runs: list[Run]) -> None:
         for digest in (selection["checkpoint_digest"], selection["base_checkpoint_digest"]):
@@ -192,7 +197,7 @@ class FleetLaws(Laws):
         if age_seconds is None:
             self.broken("9", f"{what} is {value} without an age")
         # Of an earlier boot nobody can say how long the machine was without power.
-        if look.boot_id == machine.boot_id or not machine.is_up:
+        if look.boot_id == machine.boot_id:
             self._old_enough(what, age_seconds, seen_at)
 
     def _old_enough(self, what: str, age_seconds: float, seen_at: float) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 FIRST_PID, PIDS_MAX = 300, 60
 """So few pids that each is handed on within a minute or two."""
+SERVICES = 12
 UID = 1000
 
 
@@ -226,3 +227,7 @@ class Machine:
         self.boots += 1
         self.booted_at, self.is_up, self._last_pid = self.world.seconds, True, FIRST_PID
         self.hog_bytes = 0
+        for _ in range(SERVICES):
+            # What a machine starts by itself has the low pids that trainers had before.
+            service = self.spawn("stranger", ("service",))
+            self.world.after(self.world.between(5.0, 300.0), self.end, service, 0)

@@ -7,6 +7,7 @@ acknowledgement) and the tail of the log do not.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from fleetd.host.rundir import AttemptRecord, Heartbeat, ProgramRecord, effective_cutoff
 from fleetd.model import CutoffOrder, ExitRecord, Notice, Observation, RunSpec, WantOrder
 from fleetd.wire import decode
+from policies.facts import RunState
 from tests.sim.machine import Machine, Process
 
 
@@ -123,7 +125,10 @@ class VirtualRun:
         self.acknowledged = 0
         self.spool = Spool()
         self.heartbeat: Heartbeat | None = None
-        self.observation: Observation | None = None
+        self.shown_state: RunState | None = None
+        self._shown: Callable[[], Observation] | None = None
+        self._observation: Observation | None = None
+        self._shown_at = 0.0
         self.supervisor_record: ProgramRecord | None = None
         self.shim_record: ProgramRecord | None = None
         self.lock: Process | None = None
@@ -146,10 +151,21 @@ class VirtualRun:
         self.told: dict[int, dict[str, Any]] = {}
         """Every notice that was ever durable, by number: the truth that the coordinator's history is compared with."""
 
+    @property
+    def observation(self) -> Observation | None:
+        """observation.json. It is put into words only when somebody reads it."""
+        if self._observation is None and self._shown is not None:
+            self._observation = self._shown()
+            self.machine.laws.observed(self, self._observation, self._shown_at)
+        return self._observation
+
+    def show(self, words: Callable[[], Observation]) -> None:
+        self._shown, self._observation, self._shown_at = words, None, self.machine.world.seconds
+
     def lose_power(self) -> None:
         world = self.machine.world
         if world.chance(0.5):
-            self.heartbeat = self.observation = None
+            self.heartbeat = self._shown = self._observation = self.shown_state = None
         if world.chance(0.5):
             self.acknowledged = 0
         self.lock = None

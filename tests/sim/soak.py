@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
 def _one(seed: int, *, echo: bool) -> int:
     told = tell(seed, echo=echo)
     if told.fault is not None:
-        show(told)
+        print(words(told))
     print(f"seed {seed}: {told.campaigns} campaigns, {told.state_events} state events, {told.seconds:.0f} virtual seconds, "
           f"{'every law held' if told.fault is None else 'broken'}")
     return 0 if told.fault is None else 1
@@ -54,7 +54,7 @@ def _soak(first: int, seconds: float, stories_max: int | None) -> int:
         if told.fault is not None:
             broken.append(told)
             if len(broken) <= FAULTS_SHOWN_MAX:
-                show(told)
+                print(f"{words(told)}\n", flush=True)
     elapsed = time.monotonic() - began
     print(coverage.table())
     print(f"\n{stories} stories from seed {first}, {campaigns} campaigns, {events} state events in {elapsed:.0f} s "
@@ -66,15 +66,13 @@ def _soak(first: int, seconds: float, stories_max: int | None) -> int:
     return 1 if broken else 0
 
 
-def show(told: Told) -> None:
+def words(told: Told) -> str:
     """A broken story: its last lines, what broke, and how to play it again."""
     fault = told.fault
     assert fault is not None
-    print("\n".join(told.lines))
-    if isinstance(fault, Exception):
-        print("".join(traceback.format_exception(fault)[-8:]), end="")
-    print(f"seed {told.seed} at {told.seconds:.1f}: {type(fault).__name__}: {fault}")
-    print(f"  again: python -m tests.sim.soak --seed {told.seed} --trace\n", flush=True)
+    trace = "".join(traceback.format_exception(fault)[-8:]) if isinstance(fault, Exception) else ""
+    broke = f"seed {told.seed} at {told.seconds:.1f}: {type(fault).__name__}: {fault}"
+    return "\n".join((*told.lines, f"{trace}{broke}", f"  again: python -m tests.sim.soak --seed {told.seed} --trace"))
 
 
 if __name__ == "__main__":

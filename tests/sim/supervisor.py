@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from fleetd.clock import Moment
@@ -283,11 +284,9 @@ class VirtualSupervisor(Supervisor):
             stop_boottime_seconds=None if stop_at is None else seconds + (stop_at - now).total_seconds(),
             cutoff_boottime_seconds=None if cutoff_at is None else seconds + (cutoff_at - now).total_seconds(),
         )
-        before = run.observation
-        health = self.spool.journal.health
-        run.observation = observation_of(sight, self.history, self.observer.watch, health=health, faults=())  # type: ignore[arg-type]
-        self.machine.laws.observed(run, run.observation)
-        if before is None or before.state is not run.observation.state:
+        before, run.shown_state = run.shown_state, self.history.state
+        run.show(partial(observation_of, sight, self.history, self.observer.watch, health=self.spool.journal.health))  # type: ignore[arg-type]
+        if before is not run.shown_state:
             run.changed()
 
 

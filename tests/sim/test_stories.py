@@ -1,0 +1,58 @@
+"""A fixed set of simulated stories, and some that nobody has told before. `make soak SECONDS=300` tells many more."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.sim.coverage import Coverage
+from tests.sim.soak import words
+from tests.sim.story import Told, tell
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FIXED_SEEDS = range(1, 31)
+FRESH_STORIES = 6
+
+
+@cache
+def known(seed: int) -> tuple[Told, Coverage]:
+    coverage = Coverage()
+    return tell(seed, coverage), coverage
+
+
+@pytest.mark.parametrize("seed", FIXED_SEEDS)
+def test_every_law_holds_in_a_known_story(seed: int) -> None:
+    told, _ = known(seed)
+    assert told.fault is None, words(told)
+
+
+def test_every_law_holds_in_stories_that_nobody_told_before() -> None:
+    first = random.SystemRandom().randrange(1_000_000_000)
+    for seed in range(first, first + FRESH_STORIES):
+        told = tell(seed)
+        assert told.fault is None, words(told)
+
+
+def test_a_seed_is_one_story_also_in_another_process() -> None:
+    told, again = tell(7), tell(7)
+    assert (told.happened, told.state_events, told.seconds) == (again.happened, again.state_events, again.seconds)
+    command = [sys.executable, "-m", "tests.sim.soak", "--seed", "7"]
+    for hash_seed in ("1", "2"):
+        done = subprocess.run(command, cwd=ROOT, env={"PYTHONHASHSEED": hash_seed}, capture_output=True, text=True, check=True)
+        assert f"{told.state_events} state events, {told.seconds:.0f} virtual seconds" in done.stdout
+
+
+def test_stories_go_through_the_usual_states_of_runs_and_campaigns() -> None:
+    coverages = [known(seed)[1] for seed in FIXED_SEEDS]
+    reached = {f"{source} → {to}" for each in coverages for counts in (each.host, each.runs, each.campaigns) for source, to in counts}
+    usual = {
+        "starting → running", "running → stopping", "running → backoff", "backoff → starting", "running → finished", "stopping → stopped",
+        "stopping → finished", "running → lost", "lost → running", "running → held", "stopped → queued", "training → selecting",
+        "selecting → frozen", "frozen → evaluated", "training → stopped", "stopped → training",
+    }
+    assert usual <= reached, usual - reached
