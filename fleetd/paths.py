@@ -39,6 +39,11 @@ class StatePaths:
         return self.root / "api.sock"
 
     @property
+    def set_aside(self) -> Path:
+        """Directories of campaigns that the journal has lost, put here by a person: their hosts are still asked what runs there."""
+        return self.root / "campaigns-without-history"
+
+    @property
     def campaigns(self) -> Path:
         return self.root / "campaigns"
 

@@ -156,7 +156,7 @@ def _check_history(paths: StatePaths, journal: Journal) -> None:
     lost = sorted(path.name for path in paths.campaigns.glob("*") if path.is_dir() and path.name not in known)
     if lost:
         shown = ", ".join(lost[:CAMPAIGNS_SHOWN_MAX]) + (f" and {len(lost) - CAMPAIGNS_SHOWN_MAX} more" if len(lost) > CAMPAIGNS_SHOWN_MAX else "")
-        aside = paths.root / "campaigns-without-history"
+        aside = paths.set_aside
         raise JournalDamaged(
             "the journal has lost campaigns", where=str(paths.journal), what=f"it knows nothing of {shown}; their runs on hosts go on by themselves",
             fix="restore it from a backup; to go on without them: " + f"mkdir -p {aside} && mv " + " ".join(

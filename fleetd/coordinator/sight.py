@@ -128,7 +128,7 @@ class Sight:
     """Keys of orders that are in force on their hosts by their own answer, since this coordinator started."""
     journal_health: str = "ok"
     forgotten: dict[str, Plan] = field(default_factory=dict)
-    """Campaigns that have a directory here and are not in the journal: a part of it was lost."""
+    """Campaigns that the journal has lost and whose directories were put aside: their hosts are asked what still runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

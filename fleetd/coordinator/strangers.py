@@ -7,7 +7,6 @@ they are never judged, copied or chosen.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
 
 from fleetd.coordinator.sight import HostSight, Sight
 from fleetd.fleet import Fleet
@@ -19,7 +18,6 @@ from policies.lifecycle import SETTLED
 class Stranger:
     host: str
     report: RunReport
-    seen_at: datetime | None
 
     @property
     def run_id(self) -> str:
@@ -49,7 +47,7 @@ def strangers_on(fleet: Fleet, name: str, host: HostSight | None) -> tuple[Stran
     if host is None or host.reports is None:
         return ()
     told = (report for report in host.reports if not _is_known(fleet, name, report.run_id) and not _is_over(report))
-    return tuple(Stranger(host=name, report=report, seen_at=host.answered_at) for report in told)
+    return tuple(Stranger(host=name, report=report) for report in told)
 
 
 def memory_bytes(stranger: Stranger, *, has_accelerator: bool) -> int:

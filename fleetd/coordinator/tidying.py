@@ -41,11 +41,11 @@ def _remove(folder: Path) -> str:
 
 
 def forgotten_campaigns(paths: StatePaths) -> Callable[[Fleet], dict[str, Plan]]:
-    """The campaigns that left a directory here and are not in a fleet. A launch is durable history before its directory is made."""
+    """The campaigns that the journal has lost, by the directories that were put aside: runs of theirs may still go on."""
 
     def find(fleet: Fleet) -> dict[str, Plan]:
         found: dict[str, Plan] = {}
-        for folder in sorted(paths.campaigns.glob("*/")):
+        for folder in sorted(paths.set_aside.glob("*/")):
             resolved = CampaignPaths(folder).resolved
             if folder.name not in fleet.campaigns and resolved.exists():
                 try:

@@ -65,11 +65,7 @@ def _needs_you(fleet: Fleet, sight: Sight, now: datetime) -> list[tuple[str, dat
         if look is not None and run.state not in SETTLED and look.identity.startswith("cannot verify"):
             found.append((f"{run.candidate} on {run.host}: {look.identity}", sight.observed_at.get(run.run_id)))
     found += _full_disks(sight, [run for run in runs if run.state not in SETTLED])
-    found += [(f"{each.words} (fleetd stop {each.run_id})", each.seen_at) for each in strangers(fleet, sight)]
-    found += [
-        (f"campaign {name} has a directory here and no history: the journal has lost it; move the directory away once its runs are over", None)
-        for name in sight.forgotten
-    ]
+    found += [(f"{each.words} (fleetd stop {each.run_id})", None) for each in strangers(fleet, sight)]
     for key, trouble in (*sight.job_troubles.items(), *sight.order_troubles.items()):
         is_tried = (now - trouble.last_at).total_seconds() < TROUBLE_SECONDS_MAX and trouble.error["error"] != "HostUnreachable"
         if trouble.count >= TROUBLE_COUNT_MIN and is_tried:
@@ -90,7 +86,7 @@ def _full_disks(sight: Sight, live: list[Run]) -> list[tuple[str, datetime | Non
         words = [f"host {name}: its disk is full, {free_bytes} bytes are free" if is_full else f"host {name} can't be written", *alarms[:1]]
         gone = [run.candidate for run in here if _is_gone(sight, run)]
         words += [f"the trainer of {', '.join(gone)} is gone, and how it ended waits to be recorded"] if gone else []
-        found.append((f"{'; '.join(words)} (free space below {host.plan.root})", host.measured_at))
+        found.append((f"{'; '.join(words)} (free space below {host.plan.root})", None))
     return found
 
 

@@ -15,10 +15,10 @@ from fleetd.coordinator.document import Daemon, build
 from fleetd.coordinator.inbox import News
 from fleetd.coordinator.tidying import forgotten_campaigns
 from fleetd.fleet import Event, Fleet, replay
-from fleetd.model import Owner
+from fleetd.model import Caps, Owner, RunSpec, WantOrder
 from fleetd.paths import StatePaths
 from fleetd.wire import decode, dumps
-from policies.facts import GIB, CampaignStage, RunState, Want, format_moment
+from policies.facts import GIB, CampaignStage, RunKind, RunState, Want, format_moment
 
 
 @pytest.fixture
@@ -296,16 +296,25 @@ def test_a_run_that_was_placed_in_the_lost_part_of_history_is_not_placed_again()
     assert "history had lost it" in next(event.because for event in fleet.events("run_placed") if event.run_id == fleet.run("low").run_id)
 
 
-def test_a_campaign_with_a_directory_and_no_history_needs_you_and_its_hosts_are_asked(tmp_path: Path) -> None:
+def test_the_hosts_of_a_campaign_that_was_put_aside_without_history_are_still_asked(tmp_path: Path) -> None:
     paths = StatePaths(tmp_path)
     for name in ("forgotten", "broken", "empty"):
-        paths.campaign(name).root.mkdir(parents=True)
-    paths.campaign("forgotten").resolved.write_text(dumps(plan()))
-    paths.campaign("broken").resolved.write_text("{")
+        (paths.set_aside / name).mkdir(parents=True)
+    (paths.set_aside / "forgotten" / "campaign.json").write_text(dumps(plan()))
+    (paths.set_aside / "broken" / "campaign.json").write_text("{")
     found = forgotten_campaigns(paths)(Fleet())
     fleet = VirtualCoordinator()
     fleet.board = Board(Owner(coordinator_id="c0ffee", generation=2), "/usr/bin/python3", found)
     fleet.tick()
+    host = fleet.hosts["gx10"]
+    spec = RunSpec(
+        run_id="forgotten-low", campaign_id="forgotten", candidate="low", kind=RunKind.TRAIN, owner=Owner(coordinator_id="c0ffee", generation=1),
+        created_at=fleet.now, argv=("train",), environment={}, release_digest="r", caps=Caps(host_bytes=1, accelerator_bytes=0, floor_bytes=0),
+        deadline=None,
+    )
+    host.specs[spec.run_id], host.notices[spec.run_id], host.states[spec.run_id] = spec, [], RunState.RUNNING
+    host.wants[spec.run_id] = WantOrder(sequence=1, want=Want.RUN, actor="coordinator", at=fleet.now)
+    fleet.round(work=False)
 
-    assert set(found) == {"forgotten"} and set(fleet.known) == {"gx10"}, "its host is asked what runs there"
-    assert "campaign forgotten has a directory here and no history" in document_of(fleet)["verdict"]["text"]
+    assert set(found) == {"forgotten"}, "what can't be read names no host"
+    assert document_of(fleet)["verdict"]["text"].startswith("gx10 has a run that nobody here knows: forgotten-low")
