@@ -182,6 +182,9 @@ def _make_root(paths: StatePaths) -> None:
     except OSError as fault:
         fix = "set FLEETD_STATE to a directory that you may write"
         raise ExplainedError("the state directory can't be made", where=str(paths.root), what=str(fault), fix=fix) from fault
+    if not os.access(paths.root, os.W_OK | os.X_OK, effective_ids=True):
+        what, fix = f"it belongs to user {paths.root.stat().st_uid}", "set FLEETD_STATE to a directory that you may write"
+        raise ExplainedError("the state directory can't be used", where=str(paths.root), what=what, fix=fix)
 
 
 @contextmanager

@@ -19,6 +19,8 @@ COPY_TRIES_MAX = 3
 COPIES = frozenset({"predictions", "checkpoint"})
 GIVES_UP = frozenset({"DataDamaged", "CheckpointDamaged", "NotFound"})
 """A copy that fails with one of these will not get better; a full disk will."""
+MENDABLE = frozenset({"FreezeRefused", "LedgerDamaged", "DataDamaged", "CheckpointDamaged"})
+"""What a person may mend from a backup. Once training is over, a campaign waits for that until its deadline: it can't be trained again."""
 HARMLESS = frozenset({"report", "prune"})
 """Jobs whose failure is told and tried again, but ends nothing."""
 
@@ -52,6 +54,10 @@ def _failed(pen: Pen, done: JobDone) -> None:
         return
     if tries == 1:
         pen.write("job_failed", {"job": job.key, **done.error}, campaign=job.campaign_id, run=job.run_id, host=job.host, because=text)
+    campaign = pen.campaign(job.campaign_id)
+    is_late_stage = campaign.stage in AFTER_FREEZE or campaign.stage is CampaignStage.SELECTING
+    if is_late_stage and done.error["error"] in MENDABLE and pen.now < campaign.final_at:
+        return
     if done.is_final and job.kind not in COPIES | HARMLESS:
         fail_campaign(pen, job.campaign_id, f"{text}; {done.error['where']}; {done.error['fix']}")
 

@@ -72,6 +72,9 @@ class Workplace:
     def frozen(self) -> FrozenSelection:
         """The proof that reserved data may be opened."""
         found = read_frozen(self.paths)
+        if found is None and self.campaign.frozen_digest is not None:
+            what, fix = "the selection was frozen, but its file is gone", "restore frozen.json from a backup: the ledger holds its SHA-256"
+            raise FreezeRefused("the frozen selection is gone, so nothing is opened", where=str(self.paths.frozen), what=what, fix=fix)
         if found is None:
             raise FreezeRefused("nothing is frozen", where=str(self.paths.frozen), what="there is no frozen selection", fix="wait until it is frozen")
         return found

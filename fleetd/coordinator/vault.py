@@ -130,14 +130,16 @@ def check_frozen(paths: CampaignPaths, split: Split, frozen: FrozenSelection) ->
     digest, entry = frozen_digest(frozen), read_ledger(paths.ledger).first(FROZEN)
     if entry is None:
         what, fix = "the ledger has no freeze", "let the campaign freeze its selection first"
+        if paths.frozen.exists():
+            what, fix = "frozen.json is there, but the entry of its freeze is gone from the ledger", "restore ledger.jsonl from a backup"
         raise FreezeRefused(f"{split} stays closed", where=str(paths.ledger), what=what, fix=fix)
+    stored = read_frozen(paths)
+    if stored is None or frozen_digest(stored) != entry.body["frozen_sha256"]:
+        raise _frozen_changed(paths, f"it is not the selection that entry {entry.sequence} of the ledger froze")
     if entry.body["frozen_sha256"] != digest:
         what = f"the ledger froze selection {entry.body['frozen_sha256']}, this is {digest}"
         where = f"{paths.ledger}, entry {entry.sequence}"
         raise FreezeRefused(f"{split} stays closed", where=where, what=what, fix="use the selection in frozen.json")
-    stored = read_frozen(paths)
-    if stored is None or frozen_digest(stored) != digest:
-        raise _frozen_changed(paths, "it is not the selection that the ledger froze")
 
 
 def _registered_digest(paths: CampaignPaths, split: Split) -> str:

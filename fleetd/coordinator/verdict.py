@@ -64,6 +64,9 @@ def _needs_you(fleet: Fleet, sight: Sight, now: datetime) -> list[tuple[str, dat
         look = sight.observations.get(run.run_id)
         if look is not None and run.state not in SETTLED and look.identity.startswith("cannot verify"):
             found.append((f"{run.candidate} on {run.host}: {look.identity}", sight.observed_at.get(run.run_id)))
+        elif look is not None and run.state not in SETTLED | {RunState.STOPPING}:  # a stop that takes its rungs needs nobody
+            alarms = [alarm for alarm in look.alarms if not alarm.startswith(_CANNOT_WRITE)]
+            found += [(f"{run.candidate} on {run.host}: {alarm}", sight.observed_at.get(run.run_id)) for alarm in alarms]
     found += _full_disks(sight, [run for run in runs if run.state not in SETTLED])
     found += [(f"{each.words} (fleetd stop {each.run_id})", None) for each in strangers(fleet, sight)]
     for key, trouble in (*sight.job_troubles.items(), *sight.order_troubles.items()):

@@ -111,6 +111,12 @@ class Client:
         )
 
     def _away(self, fault: Exception) -> CoordinatorAway:
+        if self.paths.root.exists() and not os.access(self.paths.root, os.X_OK, effective_ids=True):
+            owner = self.paths.root.stat().st_uid
+            return CoordinatorAway(
+                "this coordinator belongs to somebody else", where=str(self.paths.root), what=f"only user {owner} may look into it",
+                fix=f"sudo -u '#{owner}' fleetd --state {self.paths.root} status, or set FLEETD_STATE to a directory of your own",
+            )
         found = "there is no such directory"
         if self.paths.root.exists():
             found = f"its socket is there but nobody answers: {fault}" if self.paths.socket.exists() else "it has no socket"

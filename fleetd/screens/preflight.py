@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -179,6 +180,9 @@ def _programs(host: HostPlan, candidates: list[CandidatePlan]) -> list[Explained
             faults.append(_refused(host, f"{each.name} has no place to run", f"{folder} is no directory", "correct working_directory"))
         elif _program_of(each) is None:
             what, fix = f"{each.command[0]!r} is not found", "install it, or write its whole path"
+            there = Path(folder or ".") / each.command[0]
+            if "/" in each.command[0] and there.is_file():
+                what, fix = f"{there} is not executable", f"chmod +x {shlex.quote(str(there))}, or name the program that runs it first"
             faults.append(_refused(host, f"the program of {each.name} is missing", what, fix))
     return faults
 

@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -25,6 +26,7 @@ from fleetd.fleet import Fleet
 from fleetd.journal import Journal
 from fleetd.model import StopTerms
 from fleetd.paths import StatePaths
+from fleetd.screens.client import Client
 from fleetd.wire import encode
 from policies.errors import JournalDamaged, from_json
 from policies.facts import MIB, RunState, SignalTarget
@@ -261,6 +263,30 @@ def test_a_journal_that_has_lost_a_campaign_stops_the_start_instead_of_calling_e
     process.terminate()
     process.wait(20)
     assert started
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_a_state_directory_of_another_user_is_explained_to_who_may_not_enter() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # its parent, unlike that of tmp_path, is open to all
+        os.chmod(folder, 0o755)
+        paths = StatePaths(Path(folder) / "state")
+        paths.root.mkdir(mode=0o700)
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.seteuid(65534)
+            for act in (lambda: Client(paths).status(), lambda: ensure_running(paths.root)):
+                try:
+                    act()
+                except BaseException as fault:
+                    os.write(writer, f"{type(fault).__name__}: {fault}\n".encode())
+            os._exit(0)
+        os.close(writer)
+        os.waitpid(child, 0)
+        told = os.read(reader, 10_000).decode()
+        os.close(reader)
+    assert told.startswith("CoordinatorAway: this coordinator belongs to somebody else") and "only user 0" in told
+    assert "ExplainedError: the state directory can't be used" in told and "FLEETD_STATE" in told
 
 
 def test_a_state_directory_with_a_long_path_works(tmp_path: Path) -> None:

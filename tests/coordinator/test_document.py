@@ -160,6 +160,21 @@ def test_a_silent_host_makes_the_verdict_blind_and_trouble_with_the_journal_come
     assert troubled["word"] == "NEEDS YOU" and "read-only" in troubled["text"]
 
 
+def test_what_a_supervisor_waits_for_needs_a_person_but_a_stop_that_takes_its_time_does_not(fleet: VirtualCoordinator) -> None:
+    run_id = fleet.run("low").run_id
+    held = "nothing is started: somebody still holds trainer.lock although no trainer is recorded as alive"
+    fleet.board.observations[run_id] = replace(fleet.board.observations[run_id], alarms=(held,))
+    verdict = document(fleet)["verdict"]
+    assert (verdict["word"], verdict["text"]) == ("NEEDS YOU", f"low on gx10: {held}")
+    assert verdict["since"] is not None
+
+    fleet.hosts["gx10"].move(run_id, RunState.STOPPING, fleet.now, Reason.USER, "asked")
+    fleet.round(work=False)
+    assert fleet.run("low").state is RunState.STOPPING
+    fleet.board.observations[run_id] = replace(fleet.board.observations[run_id], alarms=("it is killed next",))
+    assert document(fleet)["verdict"]["word"] == "OK"
+
+
 def test_a_process_that_can_not_be_verified_needs_a_person(fleet: VirtualCoordinator) -> None:
     run_id = fleet.run("low").run_id
     fleet.board.observations[run_id] = replace(fleet.board.observations[run_id], identity="cannot verify: start ticks 900 recorded, 1200 found")

@@ -20,7 +20,7 @@ from fleetd.fleet import Fleet
 from fleetd.journal import Journal
 from fleetd.model import Owner
 from fleetd.wire import encode
-from policies.errors import from_json
+from policies.errors import LedgerDamaged, from_json
 from policies.facts import CampaignStage, RunState, format_moment
 
 OWNER = Owner(coordinator_id="c0ffee", generation=1)
@@ -220,6 +220,17 @@ def test_a_launch_that_a_full_disk_holds_up_is_answered_with_what_it_waits_for(o
 
     del office.broken["preflight"]
     office.until(lambda: office.stage() not in (None, CampaignStage.PREFLIGHT))
+
+
+@pytest.mark.parametrize("job", ["select", "freeze", "stage_evaluation", "judge"])
+def test_what_was_damaged_after_the_training_can_be_mended_and_the_campaign_goes_on(office: Office, job: str) -> None:
+    office.broken[job] = LedgerDamaged("the ledger does not verify", where="entry 2", what="its hash is another one", fix="restore it from a backup")
+    office.launch()
+    office.until(lambda: office.jobs.count(job) >= 2)
+    assert office.stage() in (CampaignStage.SELECTING, CampaignStage.FROZEN)
+
+    del office.broken[job]
+    office.until(lambda: office.stage() is CampaignStage.EVALUATED)
 
 
 def test_a_stop_reaches_its_host_although_the_disk_is_full(office: Office) -> None:

@@ -17,7 +17,7 @@ from fleetd.coordinator.staging import stage_data
 from fleetd.coordinator.vault import open_split, read_frozen
 from policies.errors import EXIT_FREEZE, DataDamaged, FreezeRefused, LedgerDamaged, NotFound, RequestRefused
 from policies.facts import Split
-from policies.freeze import JUDGED, OPENED, FrozenSelection, order_faults
+from policies.freeze import JUDGED, OPENED, FrozenSelection, canonical, frozen_record, order_faults
 
 
 def freeze(campaign: SmallCampaign) -> FrozenSelection:
@@ -83,6 +83,22 @@ def test_one_changed_byte_in_frozen_json_closes_everything(campaign: SmallCampai
     with pytest.raises(FreezeRefused):
         open_split(campaign.paths, Split.TEST, frozen, ACT)
     assert openings(campaign) == []
+
+
+def test_a_ledger_whose_end_was_cut_off_says_so_instead_of_asking_for_a_freeze(campaign: SmallCampaign) -> None:
+    frozen = freeze(campaign)
+    lines = campaign.paths.ledger.read_text().splitlines(keepends=True)
+    campaign.paths.ledger.write_text("".join(lines[:1]))
+    with pytest.raises(FreezeRefused) as caught:
+        open_split(campaign.paths, Split.TEST, frozen, ACT)
+    assert "gone from the ledger" in caught.value.what and "restore ledger.jsonl" in caught.value.fix
+    campaign.paths.ledger.write_text("".join(lines))
+    other = replace(frozen, value=0.1)
+    os.chmod(campaign.paths.frozen, 0o600)
+    campaign.paths.frozen.write_bytes(canonical(frozen_record(other)))
+    with pytest.raises(FreezeRefused, match="frozen selection was changed") as caught:
+        open_split(campaign.paths, Split.TEST, other, ACT)
+    assert caught.value.where == str(campaign.paths.frozen) and "restore frozen.json" in caught.value.fix
 
 
 def test_an_opening_stands_in_the_ledger_and_gives_the_data(campaign: SmallCampaign) -> None:

@@ -140,6 +140,9 @@ def test_a_program_or_directory_that_is_missing_is_found_before_the_launch(tmp_p
     small, host = "memory_cap: 64MiB", "root: host, floor: 64MiB"
     (fault,) = local_preflight(plan_of(tmp_path, host=host, candidate=f"command: [no-such-program], {small}"))
     assert "'no-such-program' is not found" in fault.what
+    (tmp_path / "train.sh").write_text("#!/bin/sh\n")
+    (fault,) = local_preflight(plan_of(tmp_path, host=host, candidate=f"command: [{tmp_path}/train.sh], {small}"))
+    assert f"{tmp_path}/train.sh is not executable" in fault.what and f"chmod +x {tmp_path}/train.sh" in fault.fix
     (fault,) = local_preflight(plan_of(tmp_path, host=host, candidate=f"command: [echo], working_directory: nowhere, {small}"))
     assert str(tmp_path / "nowhere") in fault.what
 
