@@ -178,7 +178,7 @@ def row_of(root: Path, name: str, changes: dict[str, Any], dice: random.Random) 
     return digest_of(twin), cells, said
 
 
-def document(rows: dict[str, tuple[str, dict[str, Cell], str]], environment: dict[str, Any]) -> str:
+def document(rows: dict[str, tuple[str, dict[str, Cell], str]], environment: dict[str, Any], code: str) -> str:
     head = ["training", "undisturbed", *COLUMNS, "`prove` of the killed one, from step 0"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for name, (digest, cells, said) in rows.items():
@@ -186,7 +186,7 @@ def document(rows: dict[str, tuple[str, dict[str, Cell], str]], environment: dic
                  for cell in cells.values()]
         lines.append("| " + " | ".join([name, f"`{digest[:12]}`", *shown, said]) + " |")
     facts = ", ".join(f"{key} {environment[key]}" for key in ("torch", "numpy", "transformers", "device", "cpu_capability", "threads", "precision"))
-    return TEXT.format(steps=STEPS, table="\n".join(lines), facts=facts, code=code_digest()[:12], seed=SEED)
+    return TEXT.format(steps=STEPS, table="\n".join(lines), facts=facts, code=code[:12], seed=SEED)
 
 
 TEXT = """# Exactness, as it was proved here
@@ -220,7 +220,7 @@ def main() -> int:
 
     import trainer.prove  # noqa: F401
 
-    dice = random.Random(SEED)
+    dice, code = random.Random(SEED), code_digest()
     # In memory where there is such a place: thousands of syncs of a busy disk are waiting, and not what is proved here.
     with tempfile.TemporaryDirectory(prefix="prove-", dir=MEMORY_FOLDER if os.access(MEMORY_FOLDER, os.W_OK) else None) as folder:
         root = Path(folder)
@@ -229,7 +229,7 @@ def main() -> int:
         make_shards(root / "val", split="val", shards=1, documents=12, seed=2, scored=True)
         rows = {name: row_of(root, name, dict(changes), dice) for name, changes in ROWS.items()}
         state = json.loads((root / f"LM-gpt2/twin/checkpoints/step-{STEPS:09d}/trainer.json").read_text())
-    (ROOT / "docs/exactness.md").write_text(document(rows, state["environment"]))
+    (ROOT / "docs/exactness.md").write_text(document(rows, state["environment"], code))
     is_proved = all(said == "exact" and all(cell.is_equal for cell in cells.values()) for _, cells, said in rows.values())
     print("every cell is bit-equal: docs/exactness.md" if is_proved else f"NOT EXACT: docs/exactness.md, TRAINER_KILL_SEED={SEED}")
     return 0 if is_proved else TrainerExit.GATE_FAILED
