@@ -135,7 +135,8 @@ def read_task(run_dir: Path) -> TrainTask | EvaluateTask:
         raise PlanInvalid("there is nothing to train", where=str(path), what="the run directory holds no task.json",
                           fix="name the run directory as an argument or in FLEETD_RUN_DIR") from fault
     except (OSError, JsonFault) as fault:
-        raise PlanInvalid("the task can't be read", where=str(path), what=str(fault), fix="write it again from the plan: fleetd launch PLAN") from fault
+        raise PlanInvalid("the task can't be read", where=str(path), what=str(fault),
+                          fix="write it again from the plan: fleetd launch PLAN") from fault
     return parse_task(body, where=str(path))
 
 

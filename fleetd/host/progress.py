@@ -113,8 +113,11 @@ def _after_validation(progress: Progress, record: dict[str, Any], at: datetime) 
 
 
 def _step(progress: Progress, record: dict[str, Any]) -> int | None:
+    """A start may go back to the step it resumes from; a save that is written beside later steps names its own, older one."""
     step = whole(record.get("step"))
-    return progress.step if step is None else step
+    if step is None or (record.get("event") != "start" and progress.step is not None):
+        return progress.step if step is None else max(step, progress.step or 0)
+    return step
 
 
 def moment_of(record: dict[str, Any]) -> datetime | None:

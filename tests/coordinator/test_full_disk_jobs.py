@@ -74,7 +74,8 @@ def test_a_job_on_a_full_disk_is_tried_again_and_comes_to_the_same(
         assert isinstance(fault, OSError) or type(fault) in PASSING, f"refused at write {first}: {fault!r}"
         assert isinstance(fault, OSError) or (isinstance(fault, ExplainedError) and "again" in fault.fix), fault
         now = files_of(folder)
-        assert all(now.get(name, b"").startswith(data) for name, data in before.items() if name.endswith(("ledger.jsonl", "frozen.json"))), "history stays"
+        history = {name: data for name, data in before.items() if name.endswith(("ledger.jsonl", "frozen.json"))}
+        assert all(now.get(name, b"").startswith(data) for name, data in history.items()), "history stays"
         act()
         assert files_of(folder) == wanted, f"refused at write {first}"
         assert not list(folder.rglob("*.tmp"))
