@@ -409,3 +409,11 @@ def test_a_tree_that_survives_its_kill_is_stuck_after_half_a_minute_and_conclude
     assert history.stop is not None
     stalled = replace(history, stop=replace(history.stop, reason=Reason.STALLED))
     assert moves(decide(sight(60.0, attempt=ended(None, 9)), stalled)) == [RunState.HELD]
+
+
+def test_a_save_that_ends_beside_later_steps_moves_no_step_back() -> None:
+    progress = Progress()
+    for record in ({"event": "start", "step": 0, "steps": 9}, {"step": 5}, {"event": "save", "phase": "end", "step": 4, "seconds": 1.0}):
+        progress = after_record(progress, record, read_at=START)
+    assert progress.step == 5
+    assert after_record(progress, {"event": "start", "step": 4, "steps": 9}, read_at=START).step == 4
