@@ -31,6 +31,9 @@ EXIT_PATIENCE_SECONDS = 30.0
 DEVICE_PATIENCE_SECONDS = 30.0
 """A driver frees the memory of an ended process late, sometimes after seconds."""
 LAUNCH_PATIENCE_SECONDS = 60.0
+LEAVING_SECONDS = 15.0
+"""A trainer that has said its last words has saved; its libraries and its device take a while to let go. The cutoff does not wait for it."""
+LAST_WORDS = ("stop", "finish")
 LOCK_PATIENCE_SECONDS = 10.0
 """A shim lets go of the trainer's lock a moment after it recorded the exit."""
 IDENTITY_PATIENCE_SECONDS = 10.0
@@ -104,7 +107,9 @@ def _climb(sight: HostSight, history: History, cause: Cause | None) -> tuple[Act
     if cause is not None and cause.mode is StopMode.NOW and not stop.forced:
         return (KillTree(reason=cause.reason, because=cause.because),)
     waited_seconds = sight.boottime_seconds - stop.asked_seconds
-    rung = rung_at(asked_seconds_ago=max(0.0, waited_seconds), grace_seconds=stop.grace_seconds, mode=stop.mode)
+    has_saved = sight.spec.contract and history.progress.last_event in LAST_WORDS and not stop.forced
+    grace_seconds = stop.grace_seconds + (LEAVING_SECONDS if has_saved else 0.0)
+    rung = rung_at(asked_seconds_ago=max(0.0, waited_seconds), grace_seconds=grace_seconds, mode=stop.mode)
     if rung >= Rung.KILL:
         because = f"still alive {waited_seconds:.1f} s after it was {'killed' if stop.forced else 'asked'}; its grace was {stop.grace_seconds:.1f} s"
         return (*_stuck(rung, history, stop.reason), KillTree(reason=stop.reason, because=because))
