@@ -417,3 +417,12 @@ def test_a_save_that_ends_beside_later_steps_moves_no_step_back() -> None:
         progress = after_record(progress, record, read_at=START)
     assert progress.step == 5
     assert after_record(progress, {"event": "start", "step": 4, "steps": 9}, read_at=START).step == 4
+
+
+def test_a_trainer_that_has_saved_and_said_so_gets_the_time_to_leave() -> None:
+    stopping = after(RUNNING, decide(sight(100.0, attempt=alive(), want=wish(2, Want.STOP)), RUNNING), 100.0)
+    said = replace(stopping, progress=after_record(stopping.progress, {"event": "stop", "step": 7, "because": "SIGTERM"}, read_at=START))
+    late = sight(115.0, attempt=alive(), want=wish(2, Want.STOP))
+    assert KillTree in kinds(decide(late, stopping))
+    assert KillTree not in kinds(decide(late, said))
+    assert KillTree in kinds(decide(sight(140.0, attempt=alive(), want=wish(2, Want.STOP)), said)), "but not for ever"
