@@ -163,7 +163,7 @@ def test_a_killed_coordinator_finds_the_same_trainer_and_adds_no_attempt(coordin
     coordinator.until(lambda: bool(coordinator.status()["campaigns"][0]["is_over"]))
     fleet = coordinator.replayed()
     assert fleet.runs[run_id].state is RunState.FINISHED and len(fleet.runs[run_id].exits) == 1
-    assert fleet.campaigns[campaign_id].detail == "no checkpoint can be chosen: no candidate has an eligible checkpoint"
+    assert fleet.campaigns[campaign_id].detail == "1 of 1 commands are over; a plain command leaves nothing to choose from"
     kinds = [event["kind"] for event in coordinator.call("GET", "events", params={"run": "own"}).json()["events"]]
     assert kinds.count("run_placed") == 1
     assert coordinator.run()["selectable"] == "its command keeps no trainer contract: no manifest, no validation predictions"
