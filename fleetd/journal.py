@@ -18,29 +18,19 @@ import sqlite3
 import sys
 import threading
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fleetd import faults
+from fleetd.journal_file import READ_STATE, connect, damaged, read_entry, readable
 from fleetd.seals import sealed, unsealed
-from policies.errors import ExplainedError, JournalDamaged
+from policies.errors import ExplainedError
 
-SCHEMA_VERSION = 1
-APPLICATION_ID = 0x666C6474
 QUEUE_ENTRIES_MAX = 10_000
 ENTRIES_PER_READ_MAX = 100_000
-BUSY_SECONDS_MAX = 2.0
-"""A reader that recovers the write-ahead log holds the file for milliseconds; more than this is retried on the next call."""
 
 _LAST = "journal.last"
 _READ = "SELECT sequence, CAST(body AS BLOB) FROM entries WHERE sequence > ? ORDER BY sequence LIMIT ?"
-_READ_STATE = "SELECT CAST(key AS BLOB), CAST(value AS BLOB) FROM state"
-"""As bytes, because SQLite calls text that is no UTF-8 an operational error, as it calls a full disk."""
-_TABLES = (
-    "CREATE TABLE IF NOT EXISTS entries (sequence INTEGER PRIMARY KEY, body TEXT NOT NULL)",
-    "CREATE TABLE IF NOT EXISTS state (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
-)
 
 
 class Journal:
@@ -133,8 +123,8 @@ class Journal:
                 self._fault = str(fault)
                 return []
             except sqlite3.DatabaseError as fault:
-                raise _damaged(self.path, str(fault)) from fault
-        return [_entry(self.path, sequence, body) for sequence, body in rows]
+                raise damaged(self.path, str(fault)) from fault
+        return [read_entry(self.path, sequence, body) for sequence, body in rows]
 
     def state_get(self, key: str, default: Any = None) -> Any:
         with self._guard:
@@ -178,14 +168,14 @@ class Journal:
 
     def _connect(self) -> bool:
         try:
-            connection = _connect(self.path, read_only=self.read_only)
-            state = {key.decode(): unsealed(value) for key, value in connection.execute(_READ_STATE)}
+            connection = connect(self.path, read_only=self.read_only)
+            state = {key.decode(): unsealed(value) for key, value in connection.execute(READ_STATE)}
             highest = connection.execute("SELECT max(sequence) FROM entries").fetchone()[0] or 0
-        except sqlite3.OperationalError as fault:
+        except (sqlite3.OperationalError, OSError) as fault:
             self._fault = str(fault)
             return False
         except (sqlite3.DatabaseError, ValueError) as fault:
-            raise _damaged(self.path, str(fault)) from fault
+            raise damaged(self.path, str(fault)) from fault
         self._connection, self._fault = connection, ""
         self._durable_last = max(highest, state.pop(_LAST, 0))
         self._state = {**state, **self._state_waiting}
@@ -222,7 +212,7 @@ def salvage(path: Path, aside: Path) -> int:
     Kept are the entries from the first one up to the first that does not read: history after a hole would contradict itself.
     """
     assert not aside.exists(), f"{aside} is in the way"
-    entries, state = _readable(path)
+    entries, state = readable(path)
     for suffix in ("", "-wal", "-shm"):
         if os.path.exists(f"{path}{suffix}"):
             os.rename(f"{path}{suffix}", f"{aside}{suffix}")
@@ -235,89 +225,12 @@ def salvage(path: Path, aside: Path) -> int:
     return len(kept)
 
 
-def _connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
-    # A journal that its owner closed has no -wal and -shm files; a reader may make and remove them, so `mode=ro` and not `immutable`.
-    target = f"file:{_quoted(path)}?mode={'ro' if read_only else 'rwc'}"
-    if not read_only:
-        faults.before("journal open", sqlite3.OperationalError)
-    connection = sqlite3.connect(target, uri=True, isolation_level=None, timeout=BUSY_SECONDS_MAX, check_same_thread=False)
-    try:
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version > SCHEMA_VERSION:
-            raise ExplainedError(
-                "the journal was written by a newer fleetd", where=str(path), what=f"it has schema {version}, this program knows {SCHEMA_VERSION}",
-                fix="start the newer fleetd again",
-            )
-        if read_only:
-            return connection
-        verdict = connection.execute("PRAGMA integrity_check(3)").fetchall()
-        if verdict != [("ok",)]:
-            raise sqlite3.DatabaseError("; ".join(str(row[0]) for row in verdict))
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        if version < SCHEMA_VERSION:
-            _create_tables(connection)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _create_tables(connection: sqlite3.Connection) -> None:
-    connection.execute("BEGIN IMMEDIATE")
-    for table in _TABLES:
-        connection.execute(table)
-    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-    faults.after("journal made")
-    connection.execute("COMMIT")
-
-
 def _roll_back(connection: sqlite3.Connection) -> None:
     try:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
     except sqlite3.DatabaseError:
         pass  # SQLite rolls a transaction back by itself on most disk errors; a second refusal changes nothing
-
-
-def _entry(path: Path, sequence: int, body: bytes) -> dict[str, Any]:
-    try:
-        entry = unsealed(body)
-    except ValueError as fault:
-        raise _damaged(path, f"entry {sequence}: {fault}") from fault
-    if not isinstance(entry, dict) or entry.get("sequence") != sequence:
-        raise _damaged(path, f"entry {sequence} does not carry its own number")
-    return entry
-
-
-def _damaged(path: Path, what: str) -> JournalDamaged:
-    fix = f"{sys.executable} -m fleetd.journal salvage {path}   (keeps the damaged bytes beside it and what still reads)"
-    return JournalDamaged("the journal is damaged", where=str(path), what=what, fix=fix)
-
-
-def _quoted(path: Path) -> str:
-    return str(path.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
-
-
-def _readable(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    entries: list[dict[str, Any]] = []
-    state: dict[str, Any] = {}
-    try:
-        connection = sqlite3.connect(f"file:{_quoted(path)}?mode=ro", uri=True, timeout=BUSY_SECONDS_MAX)
-    except sqlite3.DatabaseError:
-        return entries, state
-    try:
-        for sequence, body in connection.execute("SELECT sequence, CAST(body AS BLOB) FROM entries ORDER BY sequence"):
-            entries.append(_entry(path, sequence, body))
-    except (sqlite3.DatabaseError, JournalDamaged):
-        pass  # what came before the damage is what can be kept
-    with suppress(sqlite3.DatabaseError):
-        for key, value in connection.execute(_READ_STATE):
-            with suppress(ValueError):
-                state[key.decode()] = unsealed(value)
-    connection.close()
-    return entries, state
 
 
 def _contiguous(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:

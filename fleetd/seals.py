@@ -14,8 +14,10 @@ def sealed(text: str) -> str:
     return f"{SEAL}{zlib.crc32(text.encode()):08x}:{text}"
 
 
-def unsealed(value: bytes) -> Any:
-    """The JSON value behind a seal, or without one. ValueError when it is not what was written."""
+def unsealed(value: bytes | None) -> Any:
+    """The JSON value behind a seal, or without one. ValueError when it is not what was written; a damaged file may hold nothing at all."""
+    if value is None:
+        raise ValueError("there is nothing where something was written")
     if not value.startswith(SEAL.encode()):
         return json.loads(value)
     told, _, text = value[len(SEAL) :].partition(b":")
