@@ -18,7 +18,7 @@ from fleetd.fleet import Fleet, Run
 from fleetd.model import Notice, Observation, RunReport
 from fleetd.wire import encode
 from policies.facts import CampaignStage, Reason, RunKind, RunState, Want, format_moment
-from policies.lifecycle import ACTIVE, RUN_TRANSITIONS, SETTLED
+from policies.lifecycle import ACTIVE, FINAL, RUN_TRANSITIONS, SETTLED
 
 HOST_SILENT_SECONDS = 30.0
 """Silence after which a host counts as lost. A local agent answers each second; a busy box or a slow link may take some more."""
@@ -232,11 +232,12 @@ def _wake(pen: Pen, run_id: str, report: RunReport, look: Observation) -> None:
 
 
 def _stays_at_rest(pen: Pen, run: Run, report: RunReport) -> bool:
-    """Whether the host knows the newest wish, to stop, and nobody there has anything left to do: then its last look is old and still true."""
+    """Whether nobody on the host has anything left to do, so that its last look is old and still true: what is final there stays so,
+    and what is stopped does as long as the newest wish that it knows is to stop."""
     assert report.observation is not None
-    wanted = wish(run, pen.campaign(run.campaign_id))
+    state, wanted = report.observation.state, wish(run, pen.campaign(run.campaign_id))
     is_known = wanted.want is Want.STOP and f"want:{run.run_id}:{wanted.sequence}" in pen.sight.acknowledged
-    return is_known and report.supervisor == "gone" and report.observation.state in SETTLED
+    return report.supervisor == "gone" and (state in FINAL or (state is RunState.STOPPED and is_known))
 
 
 def find_unstarted(pen: Pen) -> None:

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from virtual_fleet import VirtualCoordinator, VirtualHost, plan
 
+from fleetd.coordinator.inbox import HostAnswer
 from fleetd.fleet import Event, replay
 from fleetd.model import Observation, RunReport
 from fleetd.wire import decode
@@ -135,3 +136,20 @@ def test_notices_that_a_damaged_journal_lost_are_given_up_and_told_and_what_foll
     assert (lost.body["from"], lost.body["to"]) == (run.notices_seen + 1, run.notices_seen + 2) and "journal was damaged" in lost.because
     assert fleet.run("low").notices_seen == run.notices_seen + 3
     assert replay([decode(Event, json.loads(line)) for line in fleet.journal]) == fleet.fleet
+
+
+def test_a_run_that_is_over_on_its_host_is_over_even_if_its_last_notices_were_lost() -> None:
+    fleet = VirtualCoordinator()
+    fleet.launch(plan())
+    fleet.tick()
+    fleet.until(CampaignStage.TRAINING)
+    fleet.round(work=False)
+    run = fleet.run("low")
+    ended = Observation(
+        run_id=run.run_id, at=run.since, state=RunState.FINISHED, reason=Reason.DEADLINE, detail="exit 10", attempt=1, pid=None, identity="gone",
+    )
+    for supervisor, expected in (("alive", run.state), ("gone", RunState.FINISHED)):
+        report = RunReport(run_id=run.run_id, supervisor=supervisor, observation=ended, notices=(), look_age_seconds=60.0)
+        fleet._news(HostAnswer(host="gx10", at=fleet.now, reports=(report,)))
+        fleet.tick()
+        assert fleet.run("low").state is expected
