@@ -6,8 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from policies.facts import GIB, CampaignStage, RunState, Split
-from policies.lifecycle import SETTLED
+from policies.facts import GIB, RunState, Split
 from tests.sim.coordinator import CRASHES, Office
 from tests.sim.machine import Machine, Process
 from tests.sim.world import World
@@ -280,5 +279,3 @@ class People:
         for run in loop.fleet.runs.values():
             if run.state is RunState.HELD and self.world.chance(0.4):
                 self.leave("resume" if self.world.chance(0.7) else "stop", target=run.run_id)
-            elif run.state not in SETTLED and loop.fleet.campaigns[run.campaign_id].stage is CampaignStage.PREFLIGHT and self.world.chance(0.05):
-                self.leave("stop", target=run.run_id)

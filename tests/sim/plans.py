@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fleetd.campaign import AfterFreeze, CandidatePlan, DataRole, HostPlan, Notify, Plan, ReserveTerms
 from fleetd.model import RestartTerms, StallTerms, StopTerms
@@ -18,11 +18,32 @@ SIGNALS = (signal.SIGSEGV, signal.SIGKILL, signal.SIGTERM, signal.SIGABRT)
 GROWTHS = (0.02 * GIB, 0.1 * GIB, 0.5 * GIB, 4.0 * GIB)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Theme:
+    """What a story is about: the faults that may happen (all when empty), the fates of attempts, the share of plain commands."""
+
+    faults: tuple[str, ...] = ()
+    fates: tuple[str, ...] = FATES
+    misfortune: float | None = None
+    commands: float = 0.12
+    early_stops: float = 0.05
+
+
+ANYTHING = Theme()
+THEMES = (
+    ANYTHING, ANYTHING, ANYTHING, ANYTHING,
+    Theme(faults=("unkillable", "unkillable", "hog", "cut", "kill_trainer"), fates=("grow", "leak", "deaf", "slow_save"), misfortune=0.8),
+    Theme(faults=("damage_journal", "damage_journal", "cut", "crash", "reboot", "kill_supervisor"), misfortune=0.6),
+    Theme(commands=0.9, faults=("cut", "crash", "reboot", "kill_trainer", "kill_both")),
+    Theme(faults=("damage_job", "crash_between", "cut", "full_office", "full_host"), early_stops=0.6),
+)
+
+
 class Nature:
     """What the code under test can't know: habits of candidates and fates of attempts. `misfortune` is the share of attempts that go wrong."""
 
-    def __init__(self, world: World, misfortune: float) -> None:
-        self.world, self.misfortune = world, misfortune
+    def __init__(self, world: World, misfortune: float, kinds: tuple[str, ...] = FATES) -> None:
+        self.world, self.misfortune, self.kinds = world, misfortune, kinds
         self._habits: dict[str, Habits] = {}
 
     def habits(self, run: VirtualRun) -> Habits:
@@ -45,17 +66,17 @@ class Nature:
         world = self.world
         if not world.chance(self.misfortune):
             return GOOD
-        kind = world.random.choice(FATES)
+        kind = world.random.choice(self.kinds)
         codes = {"exit": world.random.choice(EXITS), "signal": int(world.random.choice(SIGNALS))}
         at_step = 0 if kind == "silent_launch" or world.chance(0.15) else world.random.randint(1, 12)
         return Fate(kind=kind, at_step=at_step, code=codes.get(kind, 0), growth=world.random.choice(GROWTHS))
 
 
-def random_plan(world: World, number: int, hosts: tuple[HostPlan, ...]) -> Plan:
+def random_plan(world: World, number: int, hosts: tuple[HostPlan, ...], theme: Theme = ANYTHING) -> Plan:
     """A campaign of minutes: a few candidates on some of the hosts, with tight bounds so that every rule comes into play."""
     dice = world.random
     own = hosts if world.chance(0.6) else (dice.choice(hosts),)
-    candidates = tuple(_candidate(world, f"{name}{number}", own) for name in ("low", "high", "wide")[:dice.choice((1, 2, 2, 3))])
+    candidates = tuple(_candidate(world, f"{name}{number}", own, theme.commands) for name in ("low", "high", "wide")[:dice.choice((1, 2, 2, 3))])
     deadline_seconds = dice.choice((200.0, 300.0, 450.0, 700.0))
     reserved = (Split.TEST, Split.HOLDOUT)[:dice.choice((1, 2))]
     minimum_seconds = deadline_seconds * dice.choice((0.15, 0.25, 0.4))
@@ -70,7 +91,7 @@ def random_plan(world: World, number: int, hosts: tuple[HostPlan, ...]) -> Plan:
     )
 
 
-def _candidate(world: World, name: str, hosts: tuple[HostPlan, ...]) -> CandidatePlan:
+def _candidate(world: World, name: str, hosts: tuple[HostPlan, ...], commands: float) -> CandidatePlan:
     dice = world.random
     floor_seconds = dice.choice((2.0, 5.0))
     ours = CandidatePlan(
@@ -79,9 +100,10 @@ def _candidate(world: World, name: str, hosts: tuple[HostPlan, ...]) -> Candidat
         memory_accelerator_bytes=0, memory_demand=CapGrade.ENFORCED if world.chance(0.1) else CapGrade.SAMPLED,
         stop=StopTerms(grace_floor_seconds=floor_seconds, grace_ceiling_seconds=floor_seconds + dice.choice((5.0, 15.0, 30.0))),
         restarts=RestartTerms(
-            restarts_max=dice.choice((0, 1, 3)), window_seconds=dice.choice((60.0, 600.0)), first_seconds=1.0, ceiling_seconds=20.0,
+            restarts_max=dice.choice((0, 1, 3)), window_seconds=dice.choice((60.0, 600.0)), first_seconds=dice.choice((1.0, 1.0, 40.0)),
+            ceiling_seconds=60.0,
         ),
         stall=StallTerms(launch_seconds=dice.choice((30.0, 60.0)), floor_seconds=dice.choice((25.0, 50.0)), factor=8.0),
         on_reboot=OnReboot.HOLD if world.chance(0.25) else OnReboot.RESUME,
     )
-    return replace(ours, task=None, command=("sh", "-c", name)) if world.chance(0.12) else ours
+    return replace(ours, task=None, command=("sh", "-c", name)) if world.chance(commands) else ours

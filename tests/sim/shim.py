@@ -34,6 +34,7 @@ GATE_SECONDS = (0.005, 0.05)
 NOTICE_SECONDS = (0.002, 0.05)
 QUIET_TICK_SECONDS = 6.0
 """A real shim turns each half second; nothing changes for it while a supervisor beats, so a virtual one turns less often then."""
+PAUSE_SECONDS_MIN = 0.001
 EXIT_REFUSED, EXIT_NOT_STARTED = 3, 127
 
 
@@ -269,7 +270,7 @@ class VirtualShim:
         pause_seconds = TICK_SECONDS if is_busy else QUIET_TICK_SECONDS
         cutoff_seconds = self.deadline.cutoff_seconds(self.guard.fresh_beat)
         ahead_seconds = 0.0 if cutoff_seconds is None else cutoff_seconds - seconds
-        return min(pause_seconds, ahead_seconds) if ahead_seconds > 0 else pause_seconds
+        return max(PAUSE_SECONDS_MIN, min(pause_seconds, ahead_seconds)) if ahead_seconds > 0 else pause_seconds
 
     def _watch_argv(self) -> None:
         if self.record is not None and self.record.is_executed and not self.is_recorded and self.ending is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fleetd import logs
@@ -18,7 +19,7 @@ from tests.sim.faults import Faults, People
 from tests.sim.laws_office import FleetLaws
 from tests.sim.link import Network
 from tests.sim.machine import Machine
-from tests.sim.plans import Nature, random_plan
+from tests.sim.plans import THEMES, Nature, Theme, random_plan
 from tests.sim.world import Broken, World
 
 LOOK_SECONDS = 15.0
@@ -46,7 +47,9 @@ class Story:
         world, dice = self.world, self.world.random
         self.laws = FleetLaws(world, coverage)
         calm = world.chance(0.1) and not about
-        nature = Nature(world, 0.0 if calm else dice.choice((0.1, 0.3, 0.6)))
+        self.theme = theme = Theme(faults=about) if about else dice.choice(THEMES)
+        misfortune = dice.choice((0.1, 0.3, 0.6)) if theme.misfortune is None else theme.misfortune
+        nature = Nature(world, 0.0 if calm else misfortune, theme.fates)
         self.machines = [
             Machine(
                 world, name, self.laws, memory_bytes=dice.choice((5, 8, 16)) * GIB, has_cgroup=world.chance(0.7), reuse=dice.choice((0.2, 0.8)),
@@ -68,7 +71,7 @@ class Story:
         self.people = People(world, self.office, leaves_at=heals_at)
         faults = Faults(world, self.office, self.machines, heals_at=heals_at)
         if not calm:
-            faults.plan(dice.choice((2, 6, 15, 30)), about)
+            faults.plan(dice.choice((2, 6, 15, 30)), theme.faults)
         self.people.plan(dice.choice((0, 1, 3, 8)))
 
     def play(self) -> None:
@@ -79,7 +82,7 @@ class Story:
         )
         world.after(0.0, office.start)
         for number in range(self.launches):
-            plan = random_plan(world, number, hosts)
+            plan = random_plan(world, number, hosts, self.theme)
             begins_at = 1.0 if number == 0 else world.between(1.0, 200.0)
             world.after(begins_at, self._launch, plan, 0)
             assert plan.deadline_seconds is not None
@@ -96,6 +99,8 @@ class Story:
         if plan.name in names or tries > 6:
             return
         self.people.leave("launch", plan=encode(plan), plan_text="name: demo")
+        if self.world.chance(self.theme.early_stops):
+            self.world.after(self.world.between(0.1, 4.0), partial(self.people.leave, "stop", target="all", mode="graceful"))
         self.world.after(45.0, self._launch, plan, tries + 1)
 
     def _look(self) -> None:

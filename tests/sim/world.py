@@ -14,6 +14,8 @@ from datetime import datetime, timedelta, timezone
 EPOCH = datetime(2026, 11, 30, 12, 0, tzinfo=timezone.utc)
 """True time zero. A machine's own clock may say something else."""
 LINES_KEPT_MAX = 400
+HAPPENINGS_MAX = 200_000
+"""A story has some thousands; one with so many turns in a circle."""
 
 
 class Broken(BaseException):
@@ -61,6 +63,8 @@ class World:
             if appointment.is_off:
                 continue
             self.happened += 1
+            if self.happened > HAPPENINGS_MAX:
+                raise Broken("liveness", f"{HAPPENINGS_MAX} things have happened, and no end is in sight")
             appointment.act(*appointment.arguments)
             if is_over():
                 return
