@@ -80,6 +80,11 @@ class Journal:
             return self._connection is not None and not self._fault and not self._queue and not self._state_waiting
 
     @property
+    def is_crowded(self) -> bool:
+        """Whether so much waits in memory that its owner should take in nothing that will come again."""
+        return len(self._queue) >= QUEUE_ENTRIES_MAX // 2
+
+    @property
     def is_known(self) -> bool:
         """Whether the file could be read at all, so that `last` and the state are what history says."""
         return self._connection is not None

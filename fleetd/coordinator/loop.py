@@ -13,7 +13,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -24,7 +24,7 @@ from fleetd.campaign import HostPlan, Plan
 from fleetd.coordinator.board import Board
 from fleetd.coordinator.decide import decide
 from fleetd.coordinator.decide_hosts import acknowledgements
-from fleetd.coordinator.inbox import Inbox
+from fleetd.coordinator.inbox import HostAnswer, Inbox, News
 from fleetd.coordinator.links import HostLink
 from fleetd.coordinator.sessions import Session
 from fleetd.coordinator.sight import Decision, Job, JobDone, Message, Sight
@@ -107,7 +107,10 @@ class Loop:
         """One look, one decision, its record, its acts."""
         moment = self._moment()
         self._journal.retry()
-        sight = self._board.take(self.inbox.drain(), moment.now, self._journal.health)
+        news = self.inbox.drain()
+        if self._journal.is_crowded:
+            news = without_reports(news)
+        sight = self._board.take(news, moment.now, self._journal.health)
         decision = decide(self._fleet, sight, moment.now)
         self._write_down(decision)
         faults.after("tick recorded")
@@ -201,6 +204,12 @@ class Loop:
         self._journal.append([encode(event)])
         self._fleet = apply(self._fleet, event)
         logs.changed(kind, sequence=event.sequence, **body)
+
+
+def without_reports(news: News) -> News:
+    """The news without what hosts tell of their runs. They tell it again until it is acknowledged; what finds no room in memory is gone."""
+    hosts = tuple(replace(each, reports=None) if isinstance(each, HostAnswer) else each for each in news.hosts)
+    return replace(news, hosts=hosts)
 
 
 def replay_journal(journal: Journal) -> Fleet:

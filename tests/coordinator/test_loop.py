@@ -12,6 +12,7 @@ import pytest
 from virtual_fleet import VirtualHost, candidate, plan
 
 from fleetd import clock
+from fleetd import journal as journal_module
 from fleetd.coordinator import decide_launch
 from fleetd.coordinator.couriers import Courier, LocalCourier
 from fleetd.coordinator.loop import Loop, replay_journal
@@ -208,6 +209,25 @@ def test_a_host_keeps_its_notices_until_they_are_on_the_disk(office: Office) -> 
     assert all(sequence <= durable.runs[run_id].notices_seen for run_id, sequence in office.session.acknowledged.items())
     office.disk(writable=True)
     office.until(lambda: office.session.acknowledged.get(next(iter(office.fleet.runs)), 0) >= 6)
+
+
+def test_a_disk_that_stays_full_for_days_loses_nothing_of_what_hosts_tell(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits in memory is bounded. Beyond half of that bound notices are left with their hosts, which tell them again."""
+    monkeypatch.setattr(journal_module, "QUEUE_ENTRIES_MAX", 12)
+    office.launch()
+    office.until(lambda: len(office.host.start_orders) == 2)
+    office.disk(writable=False)
+    office.until(lambda: {office.host.states[run_id] for run_id in office.host.specs} <= {RunState.FINISHED})
+    office.ticks(10)
+    assert office.journal.is_crowded and "lost" not in office.journal.health
+    assert not all(run.state is RunState.FINISHED for run in office.fleet.runs.values()), "the hosts have told more than there is room for"
+
+    office.disk(writable=True)
+
+    office.until(lambda: office.stage() is CampaignStage.EVALUATED)
+    lived = office.fleet
+    durable = office.end()
+    assert all(durable.runs[run_id].notices_seen == run.notices_seen for run_id, run in lived.runs.items())
 
 
 def test_a_launch_that_a_full_disk_holds_up_is_answered_with_what_it_waits_for(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
