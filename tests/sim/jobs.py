@@ -14,7 +14,7 @@ from typing import Any
 from fleetd.coordinator.sight import Job
 from fleetd.fleet import Campaign, Fleet, Run
 from fleetd.wire import encode
-from policies.errors import CheckpointDamaged, DataDamaged, FreezeRefused, HostUnreachable, NotFound, RequestRefused
+from policies.errors import CheckpointDamaged, DataDamaged, FreezeRefused, HostUnreachable, NoRoom, NotFound
 from policies.facts import RESERVED_SPLITS, RunKind, Split
 from policies.freeze import FROZEN, JUDGED, OPENED, REGISTERED, LedgerEvent, Permitted, may_open, openings_of
 from policies.selection import CandidateEvidence, CheckpointEvidence, NoSelection, Selection, select
@@ -120,12 +120,12 @@ class VirtualJobs:
 
     def _room_for_a_copy(self) -> None:
         if self.archive.machine.is_disk_full:
-            raise RequestRefused("can't keep a copy", where="the store", what="no space left", fix="free some space on that disk; it is tried again")
+            raise NoRoom("can't keep a copy", where="the store", what="no space left", fix="free some space on that disk; it is tried again")
 
     def _room_on(self, machine: Machine) -> None:
         if machine.is_disk_full:
-            fix = "free some space, then launch again"
-            raise RequestRefused(f"no room on host {machine.name}", where=machine.name, what="the disk is full", fix=fix)
+            fix = "free some space; it is tried again by itself"
+            raise NoRoom(f"no room on host {machine.name}", where=machine.name, what="the disk is full", fix=fix)
 
     def _predictions(self, place: Place) -> dict[str, Any]:
         return {"value": self._copy_predictions(place, place.run, place.job.body["step"], place.job.body["digest"])}

@@ -1,4 +1,5 @@
-"""A run directory in memory, with what is durable and what a power cut may undo. Stands in for fleetd/host/rundir.py and fleetd/journal.py.
+"""A run directory in memory, with what is durable and what a power cut may undo. Stands in for fleetd/host/rundir.py and for
+the disk below fleetd/journal.py.
 
 Writers that sync (orders, attempts, exits, the journal) fail on a full disk and outlive a power cut; looks (heartbeat, observation,
 acknowledgement) and the tail of the log do not.
@@ -10,9 +11,11 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from fleetd.host.rundir import AttemptRecord, Heartbeat, ProgramRecord, effective_cutoff
+from fleetd.journal import Journal
 from fleetd.model import CutoffOrder, ExitRecord, Notice, Observation, RunSpec, WantOrder
 from fleetd.wire import decode
 from policies.facts import RunState
@@ -47,71 +50,45 @@ class Spool:
     state: dict[str, Any] = field(default_factory=dict)
     last: int = 0
 
+    def entries_after(self, after: int, limit: int) -> list[dict[str, Any]]:
+        return [self.entries[number] for number in range(after + 1, min(self.last, after + limit) + 1) if number in self.entries]
 
-class VirtualJournal:
-    """The journal as one process has it open: what could not be written waits in its memory, and dies with it. Mirrors fleetd/journal.py."""
 
-    def __init__(self, machine: Machine, disk: Spool, written: Any = None) -> None:
+class VirtualJournal(Journal):
+    """The real Journal over a virtual disk: what could not be written waits in its memory, and dies with it."""
+
+    def __init__(self, machine: Machine, disk: Spool, written: Callable[[list[dict[str, Any]]], None] | None = None) -> None:
+        super().__init__(Path("/virtual/journal.db"), read_only=False)
         self._machine, self._disk, self._written = machine, disk, written
-        self._queue: list[dict[str, Any]] = []
-        self._state: dict[str, Any] = {}
-        self._floor = 0
-        self._fault = ""
+        self._connect()
 
-    @property
-    def is_durable(self) -> bool:
-        return not self._fault and not self._queue and not self._state
+    def _connect(self) -> bool:
+        self._connection = self  # type: ignore[assignment]
+        self._durable_last, self._state = self._disk.last, {**self._disk.state, **self._state_waiting}
+        return True
 
-    @property
-    def health(self) -> str:
-        return f"read-only: {self._fault}; {len(self._queue)} entries wait in memory" if self._fault else "ok"
-
-    @property
-    def last(self) -> int:
-        return max(self._disk.last, self._floor) + len(self._queue)
-
-    def append(self, entries: list[dict[str, Any]], *, state: dict[str, Any] | None = None) -> None:
-        for entry in entries:
-            assert entry.get("sequence", self.last + 1) == self.last + 1, f"entry {entry.get('sequence')} where {self.last + 1} is next"
-            self._queue.append(entry)
-        self._state.update(state or {})
-        self.retry()
-
-    def retry(self) -> None:
-        if not (self._queue or self._state or self._floor or self._fault):
-            return
+    def _write(self) -> None:
         try:
             self._machine.check_disk()
         except OSError as fault:
             self._fault = str(fault)
             return
         disk, fresh = self._disk, []
-        disk.last = max(disk.last, self._floor)
+        disk.last = max(self._durable_last, self._floor_waiting)
         for entry in self._queue:
             disk.last += 1
             disk.entries[disk.last] = {**entry, "sequence": disk.last}
             fresh.append(disk.entries[disk.last])
-        disk.state.update(self._state)
-        self._queue, self._state, self._floor, self._fault = [], {}, 0, ""
+        for number in [number for number in disk.entries if number <= self._trim_waiting]:
+            del disk.entries[number]
+        disk.state.update(self._state_waiting)
+        self._durable_last, self._fault = disk.last, ""
+        self._queue, self._state_waiting, self._trim_waiting, self._floor_waiting = [], {}, 0, 0
         if self._written is not None:
             self._written(fresh)
 
     def entries(self, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
-        last = min(self._disk.last, after + limit)
-        return [self._disk.entries[number] for number in range(after + 1, last + 1) if number in self._disk.entries]
-
-    def state_get(self, key: str, default: Any = None) -> Any:
-        return self._state.get(key, self._disk.state.get(key, default))
-
-    def start_after(self, sequence: int) -> None:
-        if sequence > self._disk.last:
-            self._floor = sequence
-            self.retry()
-
-    def trim(self, upto: int) -> None:
-        if not self._machine.is_disk_full:
-            for number in [number for number in self._disk.entries if number <= upto]:
-                del self._disk.entries[number]
+        return self._disk.entries_after(after, limit)
 
 
 class VirtualRun:
@@ -203,7 +180,7 @@ class VirtualRun:
             listener()
 
     def notices(self, after: int, limit: int) -> tuple[Notice, ...]:
-        return tuple(decode(Notice, entry) for entry in VirtualJournal(self.machine, self.spool).entries(after, limit))
+        return tuple(decode(Notice, entry) for entry in self.spool.entries_after(after, limit))
 
     # Orders, as rundir.apply_want and rundir.apply_cutoff.
 
