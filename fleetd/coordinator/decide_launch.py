@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from fleetd.campaign import HostPlan, Plan
+from fleetd.campaign import CandidatePlan, HostPlan, Plan
 from fleetd.coordinator.decide_hosts import needed_hosts
+from fleetd.coordinator.decide_runs import lacks_enforcement
 from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import HostSight, Request
 from fleetd.coordinator.specs import EVALUATE_PREFIX
@@ -154,22 +155,24 @@ def _check_hosts(pen: Pen, plan: Plan) -> None:
             raise RequestRefused(f"host {host.name} can't be used", where=f"{host.name}:{host.root}", what=what, fix=fix)
     for candidate in plan.candidates:
         options = [known[name] for name in known if candidate.host in ("any", name)]
-        verdicts = [_fits(host, sight, candidate.memory_host_bytes, candidate.memory_accelerator_bytes) for host, sight in options]
+        verdicts = [_fits(host, sight, candidate) for host, sight in options]
         if verdicts and all(text is not None for text in verdicts):
             what = "; ".join(f"{host.name}: {text}" for (host, _), text in zip(options, verdicts, strict=True))
             raise RequestRefused(
                 f"candidate {candidate.name} fits no host", where=f"plan {plan.name}, candidate {candidate.name}", what=what,
-                fix="give it a smaller memory_cap, or a host with more memory",
+                fix="give it a smaller memory_cap, a host with more memory, or set memory_cap.demand: sampled",
             )
 
 
-def _fits(host: HostPlan, sight: HostSight, host_bytes: int, accelerator_bytes: int) -> str | None:
-    """Why the cap could never fit this host, or None when it could or nobody knows yet."""
+def _fits(host: HostPlan, sight: HostSight, candidate: CandidatePlan) -> str | None:
+    """Why the cap could never be kept on this host, or None when it could or nobody knows yet."""
     if sight.facts is None:
         return None
+    if (lacking := lacks_enforcement(sight.facts, candidate)) is not None:
+        return lacking
     verdict = admit(
         capacity_bytes=host.capacity_bytes or sight.facts.memory_total_bytes, floor_bytes=host.floor_bytes, available_bytes=None, committed=(),
-        asked_bytes=host_bytes + (accelerator_bytes if sight.facts.accelerators else 0),
+        asked_bytes=candidate.memory_host_bytes + (candidate.memory_accelerator_bytes if sight.facts.accelerators else 0),
     )
     return None if verdict.possible else verdict.text
 

@@ -10,16 +10,16 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from fleetd.campaign import HostPlan
+from fleetd.campaign import CandidatePlan, HostPlan
 from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import Job, Order, Sight
 from fleetd.coordinator.specs import asked_bytes, build_spec, build_task, candidate_of, host_plan, split_of, wish
 from fleetd.coordinator.strangers import memory_bytes, strangers, strangers_on
 from fleetd.coordinator.targets import AFTER_FREEZE
 from fleetd.fleet import Campaign, Fleet, Run
-from fleetd.model import CutoffOrder
+from fleetd.model import CutoffOrder, HostFacts
 from fleetd.wire import encode
-from policies.facts import CampaignStage, RunKind, RunState, StopMode
+from policies.facts import CampaignStage, CapGrade, RunKind, RunState, StopMode
 from policies.lifecycle import ACTIVE
 from policies.memory import Admission, admit
 
@@ -97,6 +97,9 @@ def _held_up(pen: Pen, campaign: Campaign, run: Run, host: HostPlan) -> str | No
         return f"host {host.name}: it does not answer"
     if known.drained:
         return f"host {host.name}: it is drained"
+    lacking = lacks_enforcement(sight.facts, candidate_of(campaign, run)) if run.kind is not RunKind.EVALUATE else None
+    if lacking is not None:
+        return f"host {host.name}: {lacking}"
     if sight.reports is None:
         return f"host {host.name}: it has not told yet which runs it has"
     if any(report.run_id == run.run_id for report in sight.reports) and run.host is None:
@@ -114,6 +117,14 @@ def _held_up(pen: Pen, campaign: Campaign, run: Run, host: HostPlan) -> str | No
     key = f"stage:{run.run_id}:{host.name}"
     pen.start(Job(key=key, kind="stage_evaluation", campaign_id=campaign.campaign_id, run_id=run.run_id, host=host.name, body=body))
     return f"data on {host.name}"
+
+
+def lacks_enforcement(facts: HostFacts, candidate: CandidatePlan) -> str | None:
+    """Why this host can't keep the demand for an enforced cap; None when it can, or none is made."""
+    part = facts.cap_means.get("cgroup")
+    if candidate.memory_demand is not CapGrade.ENFORCED or (part is not None and part.grade is CapGrade.ENFORCED):
+        return None
+    return f"it can't enforce the cap: {part.means if part is not None else 'it has not said how'}"
 
 
 def _admission(pen: Pen, campaign: Campaign, run: Run, host: HostPlan) -> Admission:

@@ -196,7 +196,7 @@ def _enter(scope: scopes.Scope, argv: tuple[str, ...], environment: dict[str, st
         os.set_inheritable(descriptor, True)
     os.dup2(report, 2)
     gatekeeper = (sys.executable, "-I", "-S", "-c", _GATE, str(gate), str(report), str(folder))
-    os.execvpe(scope.command[0], (*scope.command, *gatekeeper, *argv), {**scope.environment, **environment})  # noqa: S606
+    os.execvpe(scope.command[0], (*scope.command, *gatekeeper, *argv), {**environment, **scope.environment})  # noqa: S606
 
 
 def _refusal_of_scope(report: int) -> str | None:

@@ -102,7 +102,7 @@ def host_part(root: Path) -> CapPart:
 def self_test() -> CapPart:
     """ENFORCED when a 200 MiB hog died under a 64 MiB limit and the kernel counted it, else ABSENT with what happened.
 
-    OSError when it could not be tried. It takes part of a second; `proven` keeps the answer for this boot.
+    OSError when it could not be tried, also where no limit is to be had. It takes part of a second; `proven` keeps the answer for this boot.
     """
     born = bear(f"{cgroups.PROBE_PREFIX}self-test-{os.getpid()}", SELF_TEST_LIMIT_BYTES, _conceive_hog)
     counter = KillCounter(born.group)
@@ -110,7 +110,7 @@ def self_test() -> CapPart:
         if born.cap.grade is not CapGrade.ENFORCED:
             born.newborn.send_away()
             os.waitpid(born.newborn.pid, 0)
-            return born.cap
+            raise OSError(born.cap.means)  # nothing was shown: perhaps a manager that is only busy
         return _verdict(born.cap, _outcome_of_hog(born.newborn, counter), counter.read())
     finally:
         counter.close()

@@ -11,9 +11,10 @@ from virtual_fleet import START, VirtualCoordinator, VirtualHost, candidate, pla
 
 from fleetd.campaign import AfterFreeze, HostPlan
 from fleetd.fleet import Event, replay
+from fleetd.model import CapPart
 from fleetd.wire import decode
 from policies.errors import DataDamaged, RequestRefused
-from policies.facts import GIB, CampaignStage, Reason, RunState, Split
+from policies.facts import GIB, CampaignStage, CapGrade, Reason, RunState, Split
 
 
 @pytest.fixture
@@ -134,6 +135,28 @@ def test_a_cap_that_fits_no_host_is_refused_with_the_arithmetic() -> None:
 
     assert "asks 20.0 GiB; 8.0 GiB capacity − 1.0 GiB floor = 7.0 GiB" in refusal(fleet, number)["what"]
     assert not fleet.fleet.campaigns
+
+
+def test_a_demand_for_an_enforced_cap_is_refused_where_no_host_can_keep_it_and_kept_where_one_can() -> None:
+    absent = CapPart(grade=CapGrade.ABSENT, means="cgroup v2: no group may be made below /user.slice; fix: loginctl enable-linger anna")
+    hosts = (HostPlan(name="bare", root="/b"), HostPlan(name="able", root="/a"))
+    strict = candidate("strict", host="any", memory_host_bytes=GIB, memory_demand=CapGrade.ENFORCED)
+
+    bare = VirtualCoordinator(VirtualHost("bare"))
+    bare.hosts["bare"].cgroup = absent
+    number = bare.launch(plan(strict, hosts=hosts[:1]))
+    for _ in range(3):
+        bare.round()
+    assert refusal(bare, number)["what"] == f"bare: it can't enforce the cap: {absent.means}" and not bare.fleet.campaigns
+
+    both = VirtualCoordinator(VirtualHost("bare"), VirtualHost("able"))
+    both.hosts["bare"].cgroup, both.hosts["bare"].memory_bytes = absent, 100 * GIB
+    both.launch(plan(strict, candidate("easy", host="bare", memory_host_bytes=GIB), hosts=hosts))
+    both.tick()
+    both.until(CampaignStage.TRAINING)
+    for _ in range(2):
+        both.round(work=False)
+    assert (both.run("strict").host, both.run("easy").host) == ("able", "bare")
 
 
 def test_any_goes_where_most_memory_is_free() -> None:

@@ -17,10 +17,10 @@ from fleetd.coordinator.decide_hosts import acknowledgements
 from fleetd.coordinator.inbox import HostAnswer, HostTrouble, News
 from fleetd.coordinator.sight import Job, JobDone, Order, OrderDone, Reply
 from fleetd.fleet import Event, Fleet, Run, replay
-from fleetd.model import HostFacts, Notice, Observation, Owner, RunReport, RunSpec, WantOrder
+from fleetd.model import CapPart, HostFacts, Notice, Observation, Owner, RunReport, RunSpec, WantOrder
 from fleetd.wire import decode, dumps, encode
 from policies.errors import ExplainedError, HostUnreachable
-from policies.facts import GIB, CampaignStage, Reason, RunState, Split, Want, parse_moment
+from policies.facts import GIB, CampaignStage, CapGrade, Reason, RunState, Split, Want, parse_moment
 
 START = datetime(2026, 11, 30, 12, 0, tzinfo=timezone.utc)
 ROOT = "/virtual/gx10"
@@ -61,11 +61,13 @@ class VirtualHost:
         self.forgets = False
         """Whether notices are really dropped once they are acknowledged, as a supervisor does."""
         self.dropped: dict[str, int] = {}
+        self.cgroup = CapPart(grade=CapGrade.ENFORCED, means="cgroup v2: a hog died")
 
     def facts(self) -> HostFacts:
         return HostFacts(
             hostname=self.name, boot_id=self.boot_id, kernel="6.14", python="3.11", architecture="x86_64", cpu_count=2,
             memory_total_bytes=self.memory_bytes, memory_available_bytes=self.memory_bytes, disk_free_bytes=100 * GIB, root_writable=True,
+            cap_means={"cgroup": self.cgroup},
         )
 
     def obey(self, order: Order, now: datetime) -> OrderDone:

@@ -1,0 +1,229 @@
+"""What a memory cap does here: a hog of twice the cap at four growth speeds under a real supervisor. `python benchmarks/caps.py` prints
+the table and writes its rows into docs/caps.md; rows of other environments stay as they were measured there.
+
+As root it also measures an ordinary user, who gets no cgroup and is watched by the sampler alone. Elsewhere (a virtual machine, a host
+with systemd): `python benchmarks/caps.py --rows FILE` there, `python benchmarks/caps.py --take FILE` here. It needs nothing but Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(PROJECT))
+
+from fleetd.host import cgroups, cradle, launch, rundir, tree  # noqa: E402
+from fleetd.journal import Journal  # noqa: E402
+from fleetd.model import Caps, DeadlineTerms, Observation, Owner, RestartTerms, RunSpec, StallTerms, StopTerms, WantOrder  # noqa: E402
+from fleetd.paths import RunPaths  # noqa: E402
+from policies.facts import MIB, CapGrade, RunKind, RunState, Want  # noqa: E402
+
+CAP_BYTES = 256 * MIB
+SPEEDS = (("10 MB/s", 10_000_000), ("100 MB/s", 100_000_000), ("1 GB/s", 1_000_000_000), ("as fast as memory allows", 0))
+ROUNDS = 3
+WAIT_SECONDS = 300.0
+ENDED = (RunState.FAILED, RunState.HELD, RunState.FINISHED, RunState.STOPPED, RunState.STUCK)
+ORDINARY_UID = 65534
+TABLE = PROJECT / "docs" / "caps.md"
+START, END = "<!-- rows of benchmarks/caps.py -->", "<!-- end of rows -->"
+HEAD = "| environment | cap by | growth | what became of the hog (rounds) | most above the cap |\n|---|---|---|---|---|\n"
+
+
+@dataclass(frozen=True)
+class Round:
+    """One hog: what became of it, and by how much it got beyond its cap."""
+
+    outcome: str
+    over_bytes: int
+    means: str
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--name", help="what this environment is called in the table")
+    parser.add_argument("--rows", metavar="FILE", help="write the rows there (- for standard output) instead of into docs/caps.md")
+    parser.add_argument("--take", metavar="FILE", nargs="+", help="measure nothing: put rows that were measured elsewhere into docs/caps.md")
+    parser.add_argument("--speed", choices=[name for name, _ in SPEEDS], action="append", help="only these")
+    options = parser.parse_args()
+    if options.take:
+        rows = [row for file in options.take for row in Path(file).read_text(encoding="utf-8").splitlines() if row.startswith("|")]
+        write_rows(rows)
+        return 0
+    rows = measure(options)
+    if options.rows == "-":
+        print("\n".join(rows))
+    elif options.rows:
+        Path(options.rows).write_text("\n".join(rows) + "\n", encoding="utf-8")
+    else:
+        if os.geteuid() == 0:
+            rows += measure_as_ordinary_user(options)
+        write_rows(rows)
+    return 0
+
+
+def measure(options: argparse.Namespace) -> list[str]:
+    folder = Path(tempfile.mkdtemp(prefix="fleetd-caps-"))
+    rows = []
+    try:
+        for name, speed in SPEEDS:
+            if options.speed and name not in options.speed:
+                continue
+            rounds = [one_round(folder, f"{speed}-{number}", speed) for number in range(options.rounds)]
+            rows.append(row_of(options.name or environment(rounds[0].means), name, rounds))
+            print(rows[-1], file=sys.stderr, flush=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return rows
+
+
+def measure_as_ordinary_user(options: argparse.Namespace) -> list[str]:
+    """The same, run by a user without any right to cgroups. The Python that runs this may lie where only root may look."""
+    argv = [str(Path(__file__).resolve()), "--rows", "-", "--rounds", str(options.rounds)]
+    argv += [word for name in options.speed or [] for word in ("--speed", name)]
+    for python in (sys.executable, "/usr/bin/python3"):
+        done = subprocess.run(
+            ("setpriv", f"--reuid={ORDINARY_UID}", f"--regid={ORDINARY_UID}", "--clear-groups", python, "-B", *argv),
+            stdout=subprocess.PIPE, text=True, check=False, env={**os.environ, "TMPDIR": tempfile.gettempdir(), "HOME": "/nonexistent"},
+        )
+        if done.returncode == 0 and done.stdout:
+            return done.stdout.splitlines()
+    print("no rows of an ordinary user: there is no Python that one may execute", file=sys.stderr)
+    return []
+
+
+def environment(means: str) -> str:
+    who = "root" if os.geteuid() == 0 else "ordinary user"
+    v1, v2 = cgroups.hierarchies()
+    kind = "cgroup v1" if v1 else "cgroup v2" if v2 else "no cgroups"
+    manager = ", systemd" if os.path.isdir("/run/systemd/system") else ""
+    return f"{who}, {kind}{manager} (Linux {platform.release().split('-')[0]})"
+
+
+def row_of(where: str, speed: str, rounds: list[Round]) -> str:
+    outcomes = "; ".join(f"{outcome} ({count}/{len(rounds)})" for outcome, count in Counter(each.outcome for each in rounds).most_common())
+    over = max(each.over_bytes for each in rounds)
+    shown = "nothing" if over == 0 else f"{over / MIB:.1f} MiB"
+    return f"| {where} | {rounds[0].means} | {speed} | {outcomes} | {shown} |"
+
+
+def one_round(root: Path, name: str, speed: int) -> Round:
+    counter = root / f"counter-{name}"
+    counter.write_bytes(bytes(8))
+    spec = order(name, counter, speed)
+    paths = RunPaths(root / "runs" / spec.run_id)
+    want = WantOrder(sequence=1, want=Want.RUN, actor="benchmark", at=spec.created_at)
+    rundir.create_run(paths, spec, None, want)
+    launch.start_supervisor(paths.root)
+    try:
+        seen = wait_until_ended(paths)
+        held = int.from_bytes(counter.read_bytes(), "little")
+        return Round(outcome=outcome_of(paths, seen), over_bytes=max(0, held - CAP_BYTES), means=means_of(seen))
+    finally:
+        clear(paths)
+
+
+def order(name: str, counter: Path, speed: int) -> RunSpec:
+    at = datetime.now(timezone.utc)
+    argv = (sys.executable, "-S", str(PROJECT / "benchmarks" / "hog.py"), str(counter), str(2 * CAP_BYTES), str(speed))
+    return RunSpec(
+        run_id=f"{at:%Y%m%dT%H%M%SZ}-caps-hog{name}", campaign_id="caps", candidate="hog", kind=RunKind.TRAIN, created_at=at, argv=argv,
+        owner=Owner(coordinator_id="benchmark", generation=1), environment={}, release_digest="",
+        caps=Caps(host_bytes=CAP_BYTES, accelerator_bytes=CAP_BYTES, floor_bytes=MIB),
+        deadline=DeadlineTerms(final_at=at + timedelta(hours=2), cutoff_at=at + timedelta(hours=1)),
+        stop=StopTerms(grace_floor_seconds=1.0, grace_ceiling_seconds=5.0), restarts=RestartTerms(restarts_max=0), stall=StallTerms(),
+    )
+
+
+def wait_until_ended(paths: RunPaths) -> Observation:
+    give_up_seconds = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < give_up_seconds:
+        seen = rundir.read_observation(paths)
+        if seen is not None and seen.state in ENDED:
+            return seen
+        time.sleep(0.05)
+    raise SystemExit(f"the hog did not end within {WAIT_SECONDS:.0f} s; see {paths.supervisor_log}")
+
+
+def means_of(seen: Observation) -> str:
+    assert seen.memory is not None
+    cgroup = seen.memory.parts["cgroup"]
+    kernel = cgroup.means.split(" /", 1)[0] if cgroup.grade is CapGrade.ENFORCED else None
+    return f"{kernel} (enforced) and sampler" if kernel else "sampler alone (sampled)"
+
+
+def outcome_of(paths: RunPaths, seen: Observation) -> str:
+    """In the words of the evidence: who asked, who killed, and whether a checkpoint of the last step lies there."""
+    notices = notices_of(paths)
+    ended = next(each["body"]["exit"] for each in notices if each["kind"] == "attempt_ended")
+    signals = [each["body"] for each in notices if each["kind"] == "signal" and each["body"].get("delivered")]
+    was_asked = any(body["signal"] == 15 for body in signals)
+    is_saved = seen.step is not None and (paths.checkpoints / f"step-{seen.step:09d}" / "manifest.json").exists()
+    if ended["exit_code"] == 10 and is_saved:
+        return "saved and stopped at the soft line"
+    if ended["signal"] == 9:
+        by_kernel = bool(ended["evidence"].get("oom_kills"))
+        killer = "the kernel at the limit" if by_kernel else "the supervisor at the hard line" if len(signals) else "somebody"
+        return f"{'asked, then ' if was_asked else ''}killed by {killer}"
+    return f"not held: it reached twice the cap (exit {ended['exit_code']})"
+
+
+def notices_of(paths: RunPaths) -> list[dict[str, Any]]:
+    journal = Journal.open(paths.journal, read_only=True)
+    try:
+        return journal.entries(limit=10_000)
+    finally:
+        journal.close()
+
+
+def clear(paths: RunPaths) -> None:
+    """End the supervisor of a held run and whatever of its tree is left. A supervisor goes when it is told that nothing is wanted any more."""
+    stop = WantOrder(sequence=2, want=Want.STOP, actor="benchmark", at=datetime.now(timezone.utc))
+    rundir.apply_want(paths, stop)
+    give_up_seconds = time.monotonic() + 30.0
+    while rundir.is_locked(paths.lock) and time.monotonic() < give_up_seconds:
+        time.sleep(0.05)
+    record = rundir.read_attempt(paths, 1)
+    if record is not None:
+        tree.kill_tree(record.token, record.session, record.cgroup, record.identity)
+        cgroups.remove(cgroups.decode_group(record.cgroup))
+
+
+def write_rows(rows: list[str]) -> None:
+    """Rows of the same environment are replaced, others kept."""
+    text = TABLE.read_text(encoding="utf-8")
+    before, _, rest = text.partition(START)
+    inside, _, after = rest.partition(END)
+    fresh = {_place(row) for row in rows}
+    kept = [row for row in inside.splitlines() if re.match(r"\| (?!environment)[^-]", row) and _place(row) not in fresh]
+    order_of = [name for name, _ in SPEEDS]
+    whole = sorted([*kept, *rows], key=lambda row: (_place(row), order_of.index(_cells(row)[2])))
+    table = HEAD + "\n".join(whole)
+    TABLE.write_text(f"{before}{START}\n\n{table}\n\n{END}{after}", encoding="utf-8")
+    print(table)
+
+
+def _cells(row: str) -> list[str]:
+    return [cell.strip() for cell in row.strip("|").split("|")]
+
+
+def _place(row: str) -> str:
+    return _cells(row)[0]
+
+
+if __name__ == "__main__":
+    assert cradle.SELF_TEST_LIMIT_BYTES < CAP_BYTES, "the self-test is smaller than what is measured"
+    sys.exit(main())
