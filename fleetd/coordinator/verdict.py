@@ -23,6 +23,7 @@ DISK_FREE_BYTES_MIN = 1024**2
 """With less than this no supervisor can record what happens."""
 _CANNOT_WRITE = ("the supervisor's journal is", "nothing can be started here")
 """How the alarms begin by which a supervisor says that its disk takes nothing."""
+_CANNOT_VERIFY = "cannot verify"
 
 _HELP = {RunState.HELD: "fleetd resume", RunState.STUCK: "look at its processes on the host", RunState.FAILED: "fleetd logs"}
 
@@ -62,11 +63,14 @@ def _needs_you(fleet: Fleet, sight: Sight, now: datetime) -> list[tuple[str, dat
     found += [(f"{campaign.plan.name} failed: {campaign.detail}", campaign.since) for campaign in shown if campaign.stage is CampaignStage.FAILED]
     for run in runs:
         look = sight.observations.get(run.run_id)
-        if look is not None and run.state not in SETTLED and look.identity.startswith("cannot verify"):
-            found.append((f"{run.candidate} on {run.host}: {look.identity}", sight.observed_at.get(run.run_id)))
-        elif look is not None and run.state not in SETTLED | {RunState.STOPPING}:  # a stop that takes its rungs needs nobody
-            alarms = [alarm for alarm in look.alarms if not alarm.startswith(_CANNOT_WRITE)]
-            found += [(f"{run.candidate} on {run.host}: {alarm}", sight.observed_at.get(run.run_id)) for alarm in alarms]
+        if look is None or run.state in SETTLED:
+            continue
+        # A look alone is no reason to wake anybody: between fork, exec and record no trainer can be verified. The supervisor raises an
+        # alarm once its patience is over. A stop that takes its rungs needs nobody, unless it can't tell whom it would stop.
+        alarms = [alarm for alarm in look.alarms if not alarm.startswith(_CANNOT_WRITE)]
+        if run.state is RunState.STOPPING:
+            alarms = [alarm for alarm in alarms if alarm.startswith(_CANNOT_VERIFY)]
+        found += [(f"{run.candidate} on {run.host}: {alarm}", sight.observed_at.get(run.run_id)) for alarm in alarms]
     found += _full_disks(sight, [run for run in runs if run.state not in SETTLED])
     found += [(f"{each.words} (fleetd stop {each.run_id})", None) for each in strangers(fleet, sight)]
     for key, trouble in (*sight.job_troubles.items(), *sight.order_troubles.items()):

@@ -178,8 +178,11 @@ def test_what_a_supervisor_waits_for_needs_a_person_but_a_stop_that_takes_its_ti
 def test_a_process_that_can_not_be_verified_needs_a_person(fleet: VirtualCoordinator) -> None:
     run_id = fleet.run("low").run_id
     fleet.board.observations[run_id] = replace(fleet.board.observations[run_id], identity="cannot verify: start ticks 900 recorded, 1200 found")
+    assert document(fleet)["verdict"]["word"] == "OK", "a moment is no reason to wake anybody"
+    alarm = "cannot verify the trainer: start ticks 900 recorded, 1200 found; nothing is signalled"
+    fleet.board.observations[run_id] = replace(fleet.board.observations[run_id], alarms=(alarm,))
 
-    assert "cannot verify: start ticks 900" in document(fleet)["verdict"]["text"]
+    assert "cannot verify the trainer: start ticks 900" in document(fleet)["verdict"]["text"]
 
 
 def test_a_job_that_keeps_failing_needs_a_person(fleet: VirtualCoordinator) -> None:
