@@ -3,6 +3,7 @@
     FLEETD_FAULT="supervisor:17:kill:/tmp/purse"      the supervisor's 17th boundary is its last
     FLEETD_FAULT="coordinator:~30:kill:/tmp/purse"    each coordinator draws its own number from 1 to 30
     FLEETD_FAULT="shim:cgroup made:kill:/tmp/purse"   the first time that a shim comes to that point
+    FLEETD_FAULT="shim:attempt.json write#2:full:/b"  from the second time on, there alone
     FLEETD_FAULT="agent:5:full:/tmp/ballast"          from its 5th write on the disk is full, as long as that file exists
     FLEETD_FAULT="shim:5:refuse:"                     only its 5th write finds no room
 
@@ -75,7 +76,8 @@ def _parse(entry: str) -> Fault:
         drawn = hashlib.sha256(f"{os.getpid()} {os.times().elapsed}".encode()).digest()
         return Fault(number=1 + int.from_bytes(drawn[:4], "big") % int(number[1:]), act=act, place=place)
     if not number.isdigit():
-        return Fault(number=1, act=act, place=place, point=number)
+        point, _, nth = number.partition("#")
+        return Fault(number=int(nth or 1), act=act, place=place, point=point)
     return Fault(number=int(number), act=act, place=place)
 
 
