@@ -182,6 +182,8 @@ def test_proportional_shares_are_read_from_the_soft_line_on_and_not_at_every_loo
 def test_without_a_cgroup_a_child_born_since_the_last_scan_is_found_at_the_next_look() -> None:
     child = subprocess.Popen(python("import os; os.read(0, 1)"), stdin=subprocess.PIPE, env={**os.environ, "FLEETD_TREE_TOKEN": "captest-token"})
     try:
+        while b"captest-token" not in Path(f"/proc/{child.pid}/environ").read_bytes():
+            time.sleep(0.01)  # between fork and exec the child still has our environment
         found = tree.members("captest-token", None, None, None, among=frozenset({child.pid, os.getpid()}))
         assert [member.identity.pid for member in found] == [child.pid]
         assert tree.members("captest-token", None, None, None, among=frozenset({os.getppid()})) == ()

@@ -140,8 +140,19 @@ class Fleet:
         psutil.wait_procs(self.processes(), timeout=10)
         for run in self.host_root.glob("runs/*"):
             for group in Path("/sys/fs/cgroup").glob(f"**/fleetd-{run.name}-*"):
-                group.rmdir()
+                remove_group(group)
         shutil.rmtree(self.root, ignore_errors=True)
+
+
+def remove_group(group: Path) -> None:
+    """A cgroup can be removed once the kernel has let go of its last process, a moment after it was reaped."""
+    end = time.monotonic() + CLOSE_SECONDS_MAX
+    while group.exists():
+        try:
+            group.rmdir()
+        except OSError:
+            assert time.monotonic() < end, f"{group} is still in use"
+            time.sleep(0.1)
 
 
 def words_of(process: psutil.Process) -> str:

@@ -167,10 +167,6 @@ def kill_when_the_journal_is_full(patch: Patch) -> None:
     patch(causes, "_by_memory", panic)
 
 
-def silence_on_a_full_disk(patch: Patch) -> None:
-    patch(supervisor.Supervisor, "_silent_seconds", lambda self, moment: moment.boottime_seconds - self.follower.log_grew_seconds)
-
-
 def start_before_the_record(patch: Patch) -> None:
     patch(VirtualJournal, "is_durable", property(lambda self: True))
 
@@ -209,7 +205,7 @@ PLANTS: list[tuple[str, Callable[[Patch], None], tuple[str, ...]]] = [
     ("1", unreadable_is_ours, ("hide",)),
     ("1", to_the_group, ()),
     ("2", second_start, ("kill_trainer", "kill_both")),
-    ("2", start_over_a_doubt, ("hide", "kill_shim")),
+    ("2 or liveness", start_over_a_doubt, ("hide", "kill_shim")),
     ("3", kill_unasked, ("hog",)),
     ("3", kill_early, ()),
     ("4", resume_unverified, ("rot", "kill_trainer")),
@@ -226,7 +222,6 @@ PLANTS: list[tuple[str, Callable[[Patch], None], tuple[str, ...]]] = [
     ("10 or 9", coordinator_believes_its_wall_clock, ("step_office",)),
     ("10", no_deadline, ()),
     ("11", kill_when_the_journal_is_full, ("full_host",)),
-    ("11", silence_on_a_full_disk, ("full_host",)),
     ("12", start_before_the_record, ("full_office",)),
     ("12", no_reason, ()),
     ("12", change_without_an_event, ("cut", "crash")),
