@@ -103,14 +103,19 @@ def test_a_stranger_under_the_recorded_pid_is_never_signalled(fleet: Fleet) -> N
     assert pid
     record_path = fleet.run_dir(run) / "attempts" / "0001" / "attempt.json"
     shim = json.loads((fleet.run_dir(run) / "shim.json").read_text(encoding="utf-8"))
+    # Nobody who would start the supervisor again, with the record as it still is, runs before the record is changed.
+    coordinator, supervisor = fleet.coordinator_pid(), supervisor_pid(fleet, run)
+    for watcher in (coordinator, supervisor):
+        os.kill(watcher, signal.SIGSTOP)
     kill(int(shim.get("pid") or shim["identity"]["pid"]))
-    kill(supervisor_pid(fleet, run))
+    kill(supervisor)
     record = json.loads(record_path.read_text(encoding="utf-8"))
     record["identity"]["start_ticks"] += 1
     record["token"] = "another-token"
     record["session"] = None
     record["cgroup"] = None
     record_path.write_text(json.dumps(record), encoding="utf-8")
+    os.kill(coordinator, signal.SIGCONT)
 
     fleet("stop", "--all", "--now")
     time.sleep(8)
