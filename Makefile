@@ -8,8 +8,9 @@ SEED   ?= 0
 KILLS  ?= 20
 SEED   ?= 1
 SECONDS ?= 60
+INIT   ?= sshd
 
-.PHONY: demo test check bench chaos fuzz live clean prove soak
+.PHONY: demo test check bench chaos fuzz live clean prove soak fleet-up fleet-down
 
 demo: $(VENV)/ready
 	$(RUN) examples/manpages/demo.py
@@ -29,6 +30,13 @@ chaos: $(VENV)/ready
 # Simulated campaigns with faults for so many seconds, from new seeds, or from SEED=n on.
 soak: $(VENV)/ready
 	$(RUN) -m tests.sim.soak --seconds $(SECONDS) $(if $(filter-out file,$(origin SEED)),--seed $(SEED))
+
+# Three machines in this one, reached over real ssh, to play with: tests/live/fleet/. INIT=systemd boots them as a machine does. Needs root.
+fleet-up: $(VENV)/ready
+	PYTHONPATH=tests/live $(RUN) -m fleet up $(INIT)
+
+fleet-down: $(VENV)/ready
+	PYTHONPATH=tests/live $(RUN) -m fleet down
 
 bench: $(VENV)/ready
 	$(RUN) benchmarks/run.py
