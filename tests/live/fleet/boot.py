@@ -103,7 +103,7 @@ def mount_groups(place: Path, hierarchies: list[dict[str, str]]) -> None:
         mount("cgroup2", place, "cgroup2")
         return
     mount("tmpfs", place, "tmpfs", data="mode=755")
-    for each in hierarchies:
+    for each in (each for each in hierarchies if each["kind"]):
         (place / each["place"]).mkdir(parents=True, exist_ok=True)
         mount("cgroup", place / each["place"], each["kind"], data=each["options"])
 

@@ -211,14 +211,16 @@ class Host:
             left, _, right = line.partition(" - ")
             (top, mounted), (kind, _, options) = left.split()[3:5], right.split()[:3]
             controllers = next((each for each in ours if kind == "cgroup" and each and set(each.split(",")) <= set(options.split(","))), None)
-            if kind == "cgroup2" and not (self.init == "systemd" and mounted != "/sys/fs/cgroup"):
+            if kind == "cgroup2":
                 controllers = ""
             if controllers is None or controllers not in ours or "cpuset" in controllers:  # a cpuset takes nobody in before it was given CPUs
                 continue
             group = Path(mounted) / os.path.relpath(ours[controllers], top) / self._ground.cgroup(self.name)
             place = os.path.relpath(mounted, "/sys/fs/cgroup").removeprefix(".")
             options = f"none,{controllers}" if controllers.startswith("name=") else controllers
-            found.append((group, {"kind": kind, "place": place, "options": options}))
+            # Beside version 1, systemd mounts version 2 itself, and it must find our own group at the top of that too.
+            is_left_to_init = kind == "cgroup2" and self.init == "systemd" and place != ""
+            found.append((group, {"kind": "" if is_left_to_init else kind, "place": place, "options": options}))
         return found
 
     def _listens(self) -> bool:
