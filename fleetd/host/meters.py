@@ -86,6 +86,17 @@ def accelerator_names() -> tuple[str, ...]:
     return tuple(names)
 
 
+def driver_version() -> str | None:
+    """The accelerator driver's own version; None without NVML or where it does not say."""
+    nvml = _nvml()
+    if nvml is None:
+        return None
+    try:
+        return _text(nvml.nvmlSystemGetDriverVersion())
+    except nvml.NVMLError:
+        return None
+
+
 def _resident_bytes(member: Member) -> int | None:
     data = _file_of(member, "status")
     return None if data is None else _sum_kib(data, (b"RssAnon", b"RssShmem", b"VmSwap"))

@@ -1,0 +1,153 @@
+"""Whether a host is fit for a campaign, judged from its survey: what would end a night badly is said before it begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from policies.surveys import Finding, HostSurvey, PythonSurvey
+
+SKEW_SECONDS_TOLERATED = 2.0
+SKEW_SECONDS_MAX = 60.0
+"""Beyond this, deadlines and the order of records would no longer mean the same on both machines."""
+PYTHON_OLDEST = (3, 10)
+DAMAGED_SHOWN_MAX = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a plan asks of one host."""
+
+    host: str
+    transport: str
+    skew_seconds: float | None
+    """The host's clock minus the coordinator's, half the round trip taken off. None on the coordinator's own machine."""
+    skew_uncertainty_seconds: float = 0.0
+    disk_bytes: int = 0
+    uses_accelerator: bool = False
+
+
+def findings(asked: Asked, survey: HostSurvey) -> tuple[Finding, ...]:
+    """Everything to be said of one host, refusals first."""
+    found = (*_root(asked, survey), *_clock(asked, survey), *_sessions(asked, survey), *_reboots(asked, survey), *_accelerators(asked, survey))
+    return tuple(sorted(found, key=lambda each: not each.refuses))
+
+
+def same_machine(surveys: dict[str, HostSurvey]) -> tuple[Finding, ...]:
+    """Hosts of a plan that are one machine under two names: its memory would be handed out twice."""
+    names: dict[tuple[str, str], str] = {}
+    found = []
+    for name, survey in surveys.items():
+        # A cloned disk has its machine id twice; the same boot as well is the same machine.
+        first = names.setdefault((survey.machine, survey.boot_id), name)
+        if first != name:
+            found.append(_refuse(
+                name, f"{first} and {name} are one machine", f"both are {survey.hostname}, boot {survey.boot_id[:8]}",
+                "keep one of the two names in the plan's hosts: memory and caps count per machine",
+            ))
+    return tuple(found)
+
+
+def python_findings(host: str, key: str, survey: PythonSurvey) -> tuple[Finding, ...]:
+    """Whether an interpreter can do what the plan's key `key` (python, agent_python) is for."""
+    fix = f"name another interpreter as {key} of host {host}"
+    if survey.fault is not None:
+        return (_refuse(host, f"{key} can't be used", f"{survey.program}: {survey.fault}", fix),)
+    version = tuple(int(part) for part in survey.version.split(".")[:2])
+    if version < PYTHON_OLDEST:
+        what = f"{survey.program} is Python {survey.version}, {PYTHON_OLDEST[0]}.{PYTHON_OLDEST[1]} or newer is needed"
+        return (_refuse(host, f"{key} can't be used", what, fix),)
+    found = []
+    if survey.missing:
+        what = f"{survey.program} has no {', '.join(survey.missing)}"
+        found.append(_refuse(host, f"{key} lacks packages", what, f"{survey.program} -m pip install {' '.join(survey.missing)}"))
+    for name, package in survey.packages.items():
+        if package.damaged_count:
+            shown = ", ".join(package.damaged[:DAMAGED_SHOWN_MAX])
+            more = f" and {package.damaged_count - DAMAGED_SHOWN_MAX} more" if package.damaged_count > DAMAGED_SHOWN_MAX else ""
+            what = f"{name} {package.version}: {shown}{more}"
+            repair = f"{survey.program} -m pip install --force-reinstall --no-deps {name}=={package.version}"
+            found.append(_refuse(host, "installed files are not what was installed", what, repair))
+    return tuple(found)
+
+
+def _refuse(host: str, title: str, what: str, fix: str) -> Finding:
+    return Finding(host=host, refuses=True, title=title, what=what, fix=fix)
+
+
+def _warn(host: str, title: str, what: str, fix: str) -> Finding:
+    return Finding(host=host, refuses=False, title=title, what=what, fix=fix)
+
+
+def _root(asked: Asked, survey: HostSurvey) -> tuple[Finding, ...]:
+    host, found = asked.host, []
+    if survey.root_fault is not None:
+        fix = f"make {survey.root} writable for {survey.traps.user}, or name another root"
+        found.append(_refuse(host, "the host's root can't be used", survey.root_fault, fix))
+    elif survey.disk_free_bytes is not None and survey.disk_free_bytes < asked.disk_bytes:
+        what = f"{_gib(asked.disk_bytes)} are needed under {survey.root}, {_gib(survey.disk_free_bytes)} are free"
+        found.append(_refuse(host, "the disk is too small for this plan", what, "free some space, or name a root on another disk"))
+    if survey.cleaner is not None:
+        found.append(_warn(host, "old files are removed where the root lies", survey.cleaner, "name a root elsewhere, such as below the user's home"))
+    return tuple(found)
+
+
+def _clock(asked: Asked, survey: HostSurvey) -> tuple[Finding, ...]:
+    host, found = asked.host, []
+    if asked.skew_seconds is not None:
+        certain = max(0.0, abs(asked.skew_seconds) - asked.skew_uncertainty_seconds)
+        side = "ahead of" if asked.skew_seconds > 0 else "behind"
+        what = f"its clock is {timedelta(seconds=round(abs(asked.skew_seconds)))} {side} the coordinator's"
+        fix = f"on {host}: timedatectl set-ntp true, then wait until `timedatectl` says synchronized"
+        if certain > SKEW_SECONDS_MAX:
+            found.append(_refuse(host, "the clocks disagree", what, fix))
+        elif certain > SKEW_SECONDS_TOLERATED:
+            found.append(_warn(host, "the clocks disagree", what, fix))
+    if survey.clock_synchronised is False:
+        what, fix = "the kernel says that nothing disciplines it", f"on {host}: timedatectl set-ntp true"
+        found.append(_warn(host, "the clock is not synchronised", what, fix))
+    return tuple(found)
+
+
+def _sessions(asked: Asked, survey: HostSurvey) -> tuple[Finding, ...]:
+    """An SSH cut ends the last session: what logind then does to a trainer that outlives it."""
+    traps = survey.traps
+    if asked.transport == "local" or traps.is_lingering or traps.is_lingering is None:
+        return ()
+    fix = f"on {asked.host}: loginctl enable-linger {traps.user}"
+    found = []
+    if traps.kills_processes:
+        found.append(_refuse(
+            asked.host, "a cut link would kill the trainers", f"KillUserProcesses is on and {traps.user} does not linger", fix,
+        ))
+    if traps.removes_ipc and not traps.is_system_user:
+        what = f"RemoveIPC is on and {traps.user} does not linger: the trainers' shared memory in /dev/shm goes with the last session"
+        found.append(_refuse(asked.host, "a cut link would break the trainers", what, fix))
+    return tuple(found)
+
+
+def _reboots(asked: Asked, survey: HostSurvey) -> tuple[Finding, ...]:
+    if survey.reboot_pending is None and not survey.reboots_by_itself:
+        return ()
+    packages = f" for {', '.join(survey.reboot_pending[:5])}" if survey.reboot_pending else ""
+    if survey.reboot_pending is not None and survey.reboots_by_itself:
+        what = f"a reboot is pending{packages}, and unattended-upgrades may do it by itself"
+        return (_warn(asked.host, "the host is about to reboot", what, "reboot it now, or set Unattended-Upgrade::Automatic-Reboot \"false\""),)
+    if survey.reboot_pending is not None:
+        return (_warn(asked.host, "a reboot is pending", f"asked for{packages or ' by the system'}", "reboot it before a long campaign"),)
+    what = "unattended-upgrades may reboot this host by itself"
+    return (_warn(asked.host, "the host may reboot by itself", what, "set Unattended-Upgrade::Automatic-Reboot \"false\""),)
+
+
+def _accelerators(asked: Asked, survey: HostSurvey) -> tuple[Finding, ...]:
+    strangers = [user for user in survey.accelerator_users if not user.is_ours]
+    if not strangers or not asked.uses_accelerator:
+        return ()
+    shown = ", ".join(
+        f"{user.name} (pid {user.pid}, {user.user}, {'memory not told' if user.bytes is None else _gib(user.bytes)})" for user in strangers
+    )
+    return (_warn(asked.host, "others use the accelerator", shown, "end them, or name them under displace in the plan"),)
+
+
+def _gib(amount: int) -> str:
+    return f"{amount / 1024**3:.1f} GiB"
