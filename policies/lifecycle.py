@@ -20,33 +20,38 @@ _OBSERVED = frozenset({S.STARTING, S.RUNNING, S.STOPPING, S.BACKOFF, S.HELD, S.S
 
 RUN_TRANSITIONS: dict[S, frozenset[S]] = {
     S.QUEUED: frozenset({S.STAGING, S.STOPPED, S.FINISHED, S.FAILED}),
-    S.STAGING: frozenset({S.QUEUED, S.STARTING, S.STOPPED, S.FINISHED, S.FAILED, S.LOST}),
+    S.STAGING: frozenset({S.STARTING, S.STOPPED, S.FINISHED}),
     S.STARTING: frozenset({S.RUNNING, S.STOPPING, S.BACKOFF, S.LOST, S.HELD, S.STUCK, S.STOPPED, S.FINISHED, S.FAILED}),
     S.RUNNING: frozenset({S.STOPPING, S.BACKOFF, S.LOST, S.HELD, S.STUCK, S.STOPPED, S.FINISHED, S.FAILED}),
     S.STOPPING: frozenset({S.STOPPED, S.FINISHED, S.FAILED, S.BACKOFF, S.HELD, S.STUCK, S.LOST}),
     S.BACKOFF: frozenset({S.STARTING, S.STOPPED, S.FINISHED, S.FAILED, S.HELD, S.LOST}),
     S.LOST: _OBSERVED,
-    S.HELD: frozenset({S.STARTING, S.STOPPED, S.FINISHED, S.FAILED, S.LOST}),
+    S.HELD: frozenset({S.STARTING, S.STOPPED, S.FINISHED}),
     S.STUCK: frozenset({S.STOPPED, S.FINISHED, S.FAILED, S.HELD, S.LOST}),
     S.STOPPED: frozenset({S.QUEUED, S.STARTING, S.FINISHED}),
     S.FINISHED: frozenset(),
     S.FAILED: frozenset(),
 }
 """STOPPING -> BACKOFF: a stalled attempt was ended and is tried again. STOPPED -> QUEUED or STARTING: a resume order.
-STOPPED -> FINISHED: the deadline passed while it rested."""
+STOPPED or HELD -> FINISHED: the deadline passed while it rested.
+
+STAGING lasts as long as its tick: from STARTING on the order may have reached the host, so whatever befalls a placed run befalls it there.
+A silent host takes out of sight whatever may live or come to life on it: STARTING, RUNNING, STOPPING, BACKOFF, STUCK -> LOST. HELD and
+STOPPED have no process and get none without a new order: what is known of them stays true, and they are not lost."""
 
 CAMPAIGN_TRANSITIONS: dict[C, frozenset[C]] = {
     C.PREFLIGHT: frozenset({C.STAGING, C.STOPPED, C.FAILED}),
     C.STAGING: frozenset({C.TRAINING, C.STOPPED, C.FAILED}),
     C.TRAINING: frozenset({C.SELECTING, C.FINISHED, C.STOPPED, C.FAILED}),
-    C.SELECTING: frozenset({C.FROZEN, C.STOPPED, C.FAILED}),
+    C.SELECTING: frozenset({C.FROZEN, C.FAILED}),
     C.FROZEN: frozenset({C.EVALUATED, C.FAILED}),
     C.EVALUATED: frozenset(),
     C.FINISHED: frozenset(),
     C.STOPPED: frozenset({C.TRAINING, C.SELECTING, C.FINISHED, C.FAILED}),
     C.FAILED: frozenset(),
 }
-"""STOPPED -> SELECTING: the deadline passed while it rested; what was saved is still judged."""
+"""STOPPED -> SELECTING: the deadline passed while it rested; what was saved is still judged. SELECTING is not stopped: nothing trains any
+more, so nothing could be resumed, and the freeze opens nothing by itself."""
 
 NEVER_RETRIED = frozenset({
     Reason.CONFIG, Reason.NOT_FINITE, Reason.GATE_FAILED, Reason.PREFLIGHT, Reason.MEMORY, Reason.USER, Reason.DEADLINE,

@@ -110,6 +110,9 @@ def _settle(pen: Pen, campaign_id: str) -> None:
     runs = training_runs(pen, pen.campaign(campaign_id))
     unsettled = [run for run in runs if run.state not in SETTLED]
     if unsettled and pen.now < campaign.cutoff_at + timedelta(seconds=tolerance_seconds(campaign)):
+        if campaign.stage is CampaignStage.STOPPED and not is_past:
+            # A stopped campaign has nothing under way: what goes on was resumed, and this part of it is missing in a salvaged history.
+            pen.move_campaign(campaign_id, CampaignStage.TRAINING, f"{', '.join(run.candidate for run in unsettled)}: resumed")
         return
     if any(run.state is RunState.STOPPED for run in runs):
         if campaign.stage is not CampaignStage.STOPPED:
@@ -130,7 +133,7 @@ def _settle(pen: Pen, campaign_id: str) -> None:
 
 def _rest_at_deadline(pen: Pen, campaign: Campaign) -> None:
     for run in training_runs(pen, campaign):
-        if run.state in (RunState.QUEUED, RunState.STAGING, RunState.STOPPED):
+        if run.state in (RunState.QUEUED, RunState.STOPPED):
             word = "never started" if run.host is None else "rested"
             pen.move_run(run.run_id, RunState.FINISHED, f"the cutoff passed while it {word}", reason=Reason.DEADLINE)
 
@@ -144,8 +147,12 @@ def _select(pen: Pen, campaign_id: str) -> None:
         if (waited or is_complete) and f"prune:{campaign_id}" not in pen.sight.jobs_running:
             pen.start(Job(key=f"select:{campaign_id}", kind="select", campaign_id=campaign_id))
         return
-    if campaign.selection.get("checkpoint_digest") and campaign.frozen_digest is None:
+    if not campaign.selection.get("checkpoint_digest"):
+        fail_campaign(pen, campaign_id, f"no checkpoint can be chosen: {campaign.selection.get('because')}")
+    elif campaign.frozen_digest is None:
         pen.start(Job(key=f"freeze:{campaign_id}", kind="freeze", campaign_id=campaign_id))
+    else:
+        pen.move_campaign(campaign_id, CampaignStage.FROZEN, "the selection is final; reserved splits may be opened")
 
 
 def splits_wanted(campaign: Campaign) -> tuple[Split, ...]:
@@ -171,7 +178,7 @@ def _judge(pen: Pen, campaign: Campaign, split: Split) -> None:
         body = {"candidate": f"{EVALUATE_PREFIX}{split}", "kind": RunKind.EVALUATE.value}
         pen.write("run_added", body, campaign=campaign_id, run=run_id, because=f"{split} is judged next")
     run = pen.run(run_id)
-    if run.state in (RunState.QUEUED, RunState.STAGING, RunState.STOPPED) and pen.now >= campaign.final_at:
+    if run.state in (RunState.QUEUED, RunState.STOPPED) and pen.now >= campaign.final_at:
         word = "while it rested" if run.state is RunState.STOPPED else "before it could start"
         pen.move_run(run_id, RunState.FINISHED, f"the final deadline passed {word}", reason=Reason.DEADLINE)
         run = pen.run(run_id)

@@ -25,8 +25,10 @@ HOST_SILENT_SECONDS = 30.0
 RECONCILE_SECONDS = 5.0
 """How much newer than the run's last change a look must be, before it corrects a state for which no notice came."""
 
-_LOSABLE = frozenset({RunState.STARTING, RunState.RUNNING, RunState.STOPPING, RunState.BACKOFF})
 _GOING = frozenset({RunState.STARTING, RunState.RUNNING, RunState.STOPPING, RunState.BACKOFF})
+_LOSABLE = _GOING | {RunState.STUCK}
+"""States that a host may leave by itself while nobody hears of it. A held run has no process, and waits for a person whether or not its
+host answers."""
 _RESUMABLE = frozenset({CampaignStage.TRAINING, CampaignStage.STOPPED})
 _NONE = type(None)
 _RETOLD = frozenset({"attempt_started", "attempt_ended", "checkpoint", "validation"})
@@ -215,17 +217,22 @@ def _reconcile(pen: Pen, run_id: str, report: RunReport, *, is_torn: bool) -> No
         if run.state is RunState.LOST and run.notices_seen == 0:
             pen.move_run(run_id, RunState.STARTING, f"{run.host} answers again; the start order is sent again", actor=f"host:{run.host}")
         return
-    if look.state == run.state or not pen.may_move(run_id, look.state):
+    # A host that has the order and could not start yet calls it staging; found again, the run is where its order put it.
+    state = RunState.STARTING if run.state is RunState.LOST and look.state is RunState.STAGING else look.state
+    if state == run.state or not pen.may_move(run_id, state):
         return
     if run.state is RunState.LOST or is_fresh or _stays_at_rest(pen, run, report):
         because = f"{run.host} answers again" if run.state is RunState.LOST else f"{run.host} sees it so"
-        pen.move_run(run_id, look.state, f"{because}: {look.detail}" if look.detail else because, reason=look.reason, actor=f"host:{run.host}")
+        pen.move_run(run_id, state, f"{because}: {look.detail}" if look.detail else because, reason=look.reason, actor=f"host:{run.host}")
 
 
 def _wake(pen: Pen, run_id: str, report: RunReport, look: Observation) -> None:
     """A run that rests here and goes on there: the resume of it was lost. Where its campaign is judged already, it stays out of it."""
     run, stage = pen.run(run_id), pen.campaign(pen.run(run_id).campaign_id).stage
-    if run.state is RunState.STOPPED and report.supervisor == "alive" and look.state in _GOING and stage in _RESUMABLE:
+    is_time = stage in (_RESUMABLE if run.kind is RunKind.TRAIN else AFTER_FREEZE)
+    goes_on = report.supervisor == "alive" and look.state in _GOING
+    has_failed_since = run.state is RunState.HELD and look.state is RunState.FAILED
+    if run.state in (RunState.STOPPED, RunState.HELD) and (goes_on or has_failed_since) and is_time:
         pen.move_run(run_id, RunState.STARTING, f"{run.host} sees it go on: history had lost its resume", actor=f"host:{run.host}")
         if stage is CampaignStage.STOPPED:
             pen.move_campaign(run.campaign_id, CampaignStage.TRAINING, f"{run.candidate} goes on on {run.host}", actor=f"host:{run.host}")

@@ -36,7 +36,7 @@ def read_job_results(pen: Pen) -> None:
 def fail_campaign(pen: Pen, campaign_id: str, because: str) -> None:
     """The campaign can't go on. Runs that never started go with it; live ones are left to their deadline and to people."""
     for run_id in pen.campaign(campaign_id).runs:
-        if pen.run(run_id).state in (RunState.QUEUED, RunState.STAGING):
+        if pen.run(run_id).state is RunState.QUEUED:
             pen.move_run(run_id, RunState.FAILED, because, reason=Reason.PREFLIGHT)
     if pen.may_stage(campaign_id, CampaignStage.FAILED):
         pen.move_campaign(campaign_id, CampaignStage.FAILED, because)
@@ -104,10 +104,7 @@ def _selected(pen: Pen, done: JobDone) -> None:
     campaign = pen.campaign(done.job.campaign_id)
     if campaign.stage is not CampaignStage.SELECTING or campaign.selection is not None:
         return
-    record = done.result
-    pen.write("selection_made", record, campaign=campaign.campaign_id, because=str(record["because"]))
-    if record.get("checkpoint_digest") is None:
-        fail_campaign(pen, campaign.campaign_id, f"no checkpoint can be chosen: {record['because']}")
+    pen.write("selection_made", done.result, campaign=campaign.campaign_id, because=str(done.result["because"]))
 
 
 def _frozen(pen: Pen, done: JobDone) -> None:
@@ -115,7 +112,6 @@ def _frozen(pen: Pen, done: JobDone) -> None:
     if campaign.frozen_digest is None:
         body = {"frozen_sha256": done.result["frozen_sha256"]}
         pen.write("selection_frozen", body, campaign=campaign.campaign_id, because="frozen.json and the ledger hold it; it is final")
-        pen.move_campaign(campaign.campaign_id, CampaignStage.FROZEN, "the selection is final; reserved splits may be opened")
 
 
 def _evaluation_staged(pen: Pen, done: JobDone) -> None:

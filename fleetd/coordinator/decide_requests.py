@@ -35,7 +35,7 @@ def _stop(pen: Pen, request: Request) -> None:
         if run.state in SETTLED:
             continue
         stopped.append(run_id)
-        if run.state in (RunState.QUEUED, RunState.STAGING):
+        if run.state is RunState.QUEUED:
             pen.move_run(run_id, RunState.STOPPED, "stopped before it was started", reason=Reason.USER, actor=actor)
             if run.spec is None:
                 continue

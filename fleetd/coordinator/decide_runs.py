@@ -38,6 +38,9 @@ def place_runs(pen: Pen) -> None:
             is_time = stage is CampaignStage.TRAINING if run.kind is RunKind.TRAIN else stage in AFTER_FREEZE
             if run.state is RunState.QUEUED and is_time:
                 _place(pen, run)
+            elif run.state is RunState.STAGING:
+                # The tick that placed it ended here, in a history that was salvaged: its order may have left.
+                pen.move_run(run_id, RunState.STARTING, f"its placing on {run.host} was cut short; the order goes to it again")
 
 
 def committed(fleet: Fleet, sight: Sight, host: str) -> tuple[tuple[str, int], ...]:

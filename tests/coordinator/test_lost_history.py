@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -202,6 +204,74 @@ def test_a_run_that_rests_here_and_goes_on_there_is_taken_up_again() -> None:
     run = fleet.run("low")
     assert run.state is RunState.RUNNING and fleet.campaign().stage is CampaignStage.TRAINING
     assert run.want is not None and (run.want.want, run.want.sequence) == (Want.RUN, 3)
+
+
+@pytest.mark.parametrize("to", [RunState.RUNNING, RunState.FAILED])
+def test_a_run_that_is_held_here_and_was_resumed_there_follows_its_host(to: RunState) -> None:
+    fleet = VirtualCoordinator()
+    host = fleet.hosts["gx10"]
+    host.forgets = True
+    fleet.launch(plan())
+    fleet.tick()
+    fleet.until(CampaignStage.TRAINING)
+    fleet.round(work=False)
+    run_id = fleet.run("low").run_id
+    host.move(run_id, RunState.HELD, fleet.now)
+    for _ in range(3):
+        fleet.round(work=False)
+    copied = len(fleet.journal)
+    fleet.ask("resume", target="low")
+    for _ in range(3):
+        fleet.round(work=False)
+    host.move(run_id, to, fleet.now)
+    for _ in range(3):
+        fleet.round(work=False)
+    fleet.restore(copied)
+    assert fleet.run("low").state is RunState.HELD
+    for _ in range(8):
+        fleet.round(work=False)
+    assert fleet.run("low").state is to
+
+
+def to_the_end(fleet: VirtualCoordinator) -> None:
+    fleet.until(CampaignStage.EVALUATED)
+
+
+def stopped_and_resumed(fleet: VirtualCoordinator) -> None:
+    fleet.until(CampaignStage.TRAINING)
+    fleet.round()
+    fleet.ask("stop", target="all")
+    fleet.until(CampaignStage.STOPPED)
+    fleet.ask("resume", target="all")
+    fleet.until(CampaignStage.EVALUATED)
+
+
+def nothing_to_choose(fleet: VirtualCoordinator) -> None:
+    fleet.selection = {"because": "no candidate is eligible", "checkpoint_digest": None, "table": []}
+    fleet.until(CampaignStage.FAILED)
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+@pytest.mark.parametrize("story", [to_the_end, stopped_and_resumed, nothing_to_choose])
+def test_wherever_history_was_cut_short_it_goes_on_to_the_same_end(story: Callable[[VirtualCoordinator], None], *, forgets: bool) -> None:
+    """Between any two events, also of one tick: a salvage keeps what comes before the first entry that can't be read."""
+    told = VirtualCoordinator()
+    told.hosts["gx10"].forgets = forgets
+    told.launch(plan(candidate("low")))
+    told.tick()
+    story(told)
+    end, launched = told.campaign().stage, next(event.sequence for event in told.events("run_added"))
+    for kept in range(launched, len(told.journal)):
+        fleet = copy.deepcopy(told)
+        fleet.restore(kept)
+        resumed = False
+        for _ in range(40):
+            fleet.round()
+            if fleet.campaign().stage is CampaignStage.STOPPED and not resumed:
+                fleet.ask("resume", target="all")  # of the stop, but not of the resume, history still tells
+                resumed = True
+        what = f"after event {kept}, {told.events()[kept - 1].kind}: {fleet.campaign().detail}"
+        assert (fleet.campaign().stage, fleet.run("low").state) == (end, RunState.FINISHED), what
 
 
 def forget_everything(fleet: VirtualCoordinator) -> str:
