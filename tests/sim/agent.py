@@ -87,11 +87,12 @@ class VirtualAgent:
         if run is None:
             raise NotFound("this host has no such run", where=body["run_id"], what="nothing is recorded of it", fix="fleetd status")
         if order == "cutoff":
-            return {"applied": run.apply_cutoff(decode(CutoffOrder, body["cutoff"]))}
+            applied, held_at = run.apply_cutoff(decode(CutoffOrder, body["cutoff"])), run.effective_cutoff()
+            return {"applied": applied, "cutoff_at": None if held_at is None else format_moment(held_at)}
         applied, want = run.apply_want(decode(WantOrder, body["want"]))
         self.machine.laws.ordered(run, want, applied)
         self._ensure_supervisor(run)
-        return {"applied": applied, "sequence": want.sequence}
+        return {"applied": applied, "sequence": want.sequence, "want": encode(want)}
 
     def _claim(self, owner: Owner) -> None:
         found = self.machine.owner
@@ -181,10 +182,13 @@ class VirtualAgent:
             if run.run_id in after and after[run.run_id] > run.acknowledged and not self.machine.is_disk_full:
                 run.acknowledged = after[run.run_id]
             watch.told = (watch.state, watch.supervisor)
-            notices = run.notices(after.get(run.run_id, 0), NOTICES_PER_RUN_MAX)
+            asked = after.get(run.run_id, 0)
+            notices = run.notices(asked, NOTICES_PER_RUN_MAX)
+            lost_to = run.lost_to(asked) if run.run_id in after else 0
             reports.append(RunReport(
                 run_id=run.run_id, supervisor=watch.supervisor, observation=run.observation, notices=notices,
                 look_age_seconds=look_age_seconds(run.observation, self.machine.boot_id, self.machine.moment()),
+                notices_lost_to=lost_to, retold=run.retold() if lost_to else (), spec=run.spec if asked == 0 else None, want=run.want,
             ))
         at = format_moment(self.machine.moment().now)
         self.machine.laws.measured(self.machine)

@@ -91,6 +91,9 @@ class VirtualWorkers:
         office = self._office
         if office.loop is not None and office.generation == self._life:
             work(*arguments)
+            if office.loop.crash_at == "in_job" and work.__name__ == "_work":
+                office.world.fault()
+                office.crash("after a job, before it heard of it", office.world.between(0.5, 20.0))
         elif office.world.chance(0.5) and work.__name__ == "_work":
             # Killed just after it had done what it does on disk, and before anybody heard of it.
             work(*arguments)
@@ -181,6 +184,8 @@ class Office:
         self.spool, self.archive = Spool(), Archive(machine)
         self.jobs = VirtualJobs(self.archive, laws)
         self.generation = 0
+        self.losses = 0
+        """How often a part of its history was lost."""
         self.requests_made = 0
         self.replies: dict[int, Reply] = {}
         self.loop: VirtualLoop | None = None
@@ -216,6 +221,7 @@ class Office:
             with self.clock():
                 self.loop.tick()
         except Crashed as crash:
+            self.world.fault()
             self.crash(f"at {crash}", self.world.between(0.5, 20.0))
             return
         self._appoint(self.pace_seconds)
@@ -229,6 +235,18 @@ class Office:
         self.loop.close()
         self.loop = None
         self.world.after(down_seconds, self.start)
+
+    def lose_history(self) -> None:
+        """Its journal is damaged, and a salvage keeps what comes before: up to anywhere behind the newest launch. Killed is it by that."""
+        kept = max((number for number, entry in self.spool.entries.items() if entry["kind"] == "run_added"), default=self.spool.last)
+        last = self.world.random.randint(min(kept, self.spool.last), self.spool.last)
+        if self.loop is None or last == self.spool.last:
+            return
+        self.crash(f"by a damaged journal, of which {last} of {self.spool.last} events read", self.world.between(2.0, 20.0))
+        self.spool.entries = {number: entry for number, entry in self.spool.entries.items() if number <= last}
+        self.spool.last = last
+        self.losses += 1
+        self.laws.durable = None
 
     def replied(self, reply: Reply) -> None:
         self.replies[reply.number] = reply

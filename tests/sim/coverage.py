@@ -14,6 +14,11 @@ class Coverage:
         self.runs: Counter[tuple[Any, Any]] = Counter()
         self.campaigns: Counter[tuple[Any, Any]] = Counter()
 
+    def add(self, other: Coverage) -> None:
+        self.host.update(other.host)
+        self.runs.update(other.runs)
+        self.campaigns.update(other.campaigns)
+
     def table(self) -> str:
         lines = ["transitions of a run                         host      coordinator"]
         for source, targets in RUN_TRANSITIONS.items():

@@ -13,6 +13,7 @@ from tests.sim.world import World
 
 STEPS = (-3600.0, -40.0, -8.0, 8.0, 40.0, 3600.0)
 DEATHS = ("signalled", "before_write", "created")
+SHIM_DEATHS = ("claimed", "forked", "recorded", "opened", "ended", "told")
 PERSON_SECONDS = 25.0
 
 
@@ -21,9 +22,11 @@ class Faults:
         self.world, self.office, self.machines, self.heals_at = world, office, machines, heals_at
         self.kinds: tuple[Callable[[], None], ...] = (
             self._crash, self._crash, self._crash_between, self._crash_between, self._cut, self._cut, self._slow, self._lose, self._repeat,
-            self._reboot, self._power_cut, self._step_host, self._step_office, self._full_host, self._full_office, self._kill_supervisor,
-            self._kill_supervisor, self._supervisor_dies_between, self._hang_supervisor, self._kill_shim, self._kill_trainer, self._kill_both,
-            self._hide, self._hog, self._rot, self._unkillable, self._unkillable, self._freeze_trainer, self._damage_job, self._damage_journal,
+            self._impostor, self._reboot, self._reboot, self._step_host, self._step_office, self._full_host, self._full_office, self._kill_supervisor,
+            self._kill_supervisor, self._supervisor_dies_between, self._shim_dies_between, self._shim_dies_between, self._hang_supervisor,
+            self._kill_shim, self._kill_trainer, self._kill_both, self._hide, self._hog, self._rot, self._unkillable, self._unkillable,
+            self._freeze_trainer, self._damage_job, self._damage_journal,
+            self._lose_history,
         )
 
     def plan(self, count: int, about: tuple[str, ...] = ()) -> None:
@@ -35,8 +38,12 @@ class Faults:
             self.world.after(self.world.between(0.0, self.heals_at), self._happen, self.world.random.choice(kinds))
 
     def _happen(self, kind: Callable[[], None]) -> None:
+        """What finds nobody to befall says nothing, and was no fault."""
         if self.world.seconds < self.heals_at:
+            before = self.world.said
             kind()
+            if self.world.said > before:
+                self.world.fault()
 
     def _for_a_while(self, low: float, high: float, end: Callable[[], None]) -> None:
         seconds = min(self.world.between(low, high), max(0.0, self.heals_at - self.world.seconds))
@@ -63,6 +70,9 @@ class Faults:
         if loop is not None:
             loop.crash_at = self.world.random.choice(CRASHES)
 
+    def _lose_history(self) -> None:
+        self.office.lose_history()
+
     def _step_office(self) -> None:
         self.office.machine.step_clock(self.world.random.choice(STEPS))
 
@@ -84,30 +94,38 @@ class Faults:
         self._for_a_while(2.0, 150.0, lambda: self._mend(network))
 
     def _mend(self, network: Any) -> None:
-        network.is_cut, network.loss, network.repeat, network.delay_seconds = False, 0.0, 0.0, (0.001, 0.02)
+        network.is_cut, network.loss, network.repeat, network.impostor, network.delay_seconds = False, 0.0, 0.0, "", (0.001, 0.02)
         self.world.say("network", f"the road to {network.machine.name} is good")
 
     def _slow(self) -> None:
         network = self._network()
         network.delay_seconds = (0.1, 4.0)
+        self.world.say("network", f"the road to {network.machine.name} is slow")
         self._for_a_while(10.0, 120.0, lambda: self._mend(network))
 
     def _lose(self) -> None:
         network = self._network()
         network.loss = self.world.between(0.05, 0.5)
+        self.world.say("network", f"the road to {network.machine.name} loses {network.loss:.0%}")
         self._for_a_while(10.0, 120.0, lambda: self._mend(network))
 
     def _repeat(self) -> None:
         network = self._network()
         network.repeat = 0.5
+        self.world.say("network", f"the road to {network.machine.name} repeats orders")
         self._for_a_while(20.0, 200.0, lambda: self._mend(network))
+
+    def _impostor(self) -> None:
+        """Somebody else answers at the host's address: open connections break, new ones meet another key."""
+        network = self._network()
+        network.impostor = "key of somebody else"
+        self.world.say("network", f"somebody else answers for {network.machine.name}")
+        self._for_a_while(5.0, 100.0, lambda: self._mend(network))
 
     # Hosts.
 
     def _reboot(self) -> None:
         self._power(self._machine(), self.world.between(3.0, 60.0))
-
-    _power_cut = _reboot
 
     def _power(self, machine: Machine, down_seconds: float) -> None:
         if machine.is_up:
@@ -199,6 +217,11 @@ class Faults:
         if runs:
             self.world.random.choice(runs).supervisor.dies_at = self.world.random.choice(DEATHS)
 
+    def _shim_dies_between(self) -> None:
+        runs = [run for machine in self.machines for run in machine.runs.values() if run.is_locked()]
+        if runs:
+            self.world.random.choice(runs).shim_dies_at = self.world.random.choice(SHIM_DEATHS)
+
     def _hang_supervisor(self) -> None:
         process = self._pick("supervisor")
         if process is not None:
@@ -209,6 +232,7 @@ class Faults:
         process = self._pick("trainer")
         if process is not None:
             process.hung_until = min(self.heals_at, self.world.seconds + self.world.between(3.0, 80.0))
+            self.world.say(process.machine.name, f"{process!r} is frozen until {process.hung_until:.0f}")
 
     def _damage_journal(self) -> None:
         """A supervisor's journal is damaged and its supervisor dies; the next one salvages what still reads."""

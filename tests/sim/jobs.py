@@ -67,7 +67,7 @@ class Place:
     def machine(self, host: str | None) -> Machine:
         """The host that a job copies from or to. HostUnreachable when the road is closed now."""
         network = self.couriers.get(host or "")
-        if network is None or network.is_cut or not network.machine.is_up:
+        if network is None or not network.is_open:
             raise HostUnreachable("the host can't be reached", where=f"host {host}", what="no road to it now", fix="it is tried again")
         return network.machine
 

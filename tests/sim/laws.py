@@ -106,6 +106,13 @@ class Laws:
         if process.machine.is_hiding and process.role in ("trainer", "worker"):
             self.broken("1", f"{sender} signals {process!r}, whose fields can't be read")
 
+    # 8: who a connection speaks to.
+
+    def trusted(self, machine: Machine, key: str) -> None:
+        self.counts["connections"] += 1
+        if key != machine.key:
+            self.broken("8", f"orders for {machine.name} are given to somebody else, who shows the {key}")
+
     # 2, 4, 5: births.
 
     def born(self, run: VirtualRun, child: Process, record: AttemptRecord) -> None:

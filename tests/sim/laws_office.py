@@ -19,6 +19,7 @@ from tests.sim.rundir import VirtualJournal
 from tests.sim.world import true_seconds
 
 SETTLING_SECONDS = 400.0
+FOUND_SECONDS = 60.0
 AGE_SECONDS = 5.0
 """How much younger than the truth an age may claim to be: what a message needs on its way."""
 # The first look at a reserved split needs no reason; a second one is refused without it, which the ledger's own rule proves.
@@ -34,6 +35,10 @@ class FleetLaws(Laws):
         """By run, the number of the event that placed it."""
         self.durable: Fleet | None = None
         self.unanswered: set[int] = set()
+        self.heard_since: dict[str, float] = {}
+        """By host, since when the coordinator calls it reachable."""
+        self.lives: dict[str, tuple[float, float]] = {}
+        """By campaign, when it was launched and when its stage last changed, in true seconds."""
         self.offset_seconds = 0.0
         """How far the coordinator's clock was off when it started: a coordinator can't know better."""
 
@@ -62,6 +67,9 @@ class FleetLaws(Laws):
             self.broken("5", f"{event.run_id} is placed twice")
         self.placed[event.run_id] = event.sequence
 
+    def _host_seen(self, after: Fleet, event: Event) -> None:
+        self.heard_since[event.host or ""] = self.world.seconds
+
     def _run_moved(self, after: Fleet, event: Event) -> None:
         source, to = RunState(event.body["from"]), RunState(event.body["to"])
         self.coverage.runs[source, to] += 1
@@ -72,7 +80,11 @@ class FleetLaws(Laws):
         if source is RunState.LOST and event.actor == "coordinator":
             self.broken("5", f"{event.run_id} leaves lost without a word of its host: {event.because}")
 
+    def _campaign_launched(self, after: Fleet, event: Event) -> None:
+        self.lives[event.campaign_id or ""] = self.world.seconds, self.world.seconds
+
     def _campaign_moved(self, after: Fleet, event: Event) -> None:
+        self.lives[event.campaign_id or ""] = self.lives[event.campaign_id or ""][0], self.world.seconds
         self.coverage.campaigns[CampaignStage(event.body["from"]), CampaignStage(event.body["to"])] += 1
         campaign = after.campaigns[event.campaign_id or ""]
         if event.body["to"] == CampaignStage.FAILED and any(words in event.because for words in ("no room", "can't keep a copy", "No space")):
@@ -154,7 +166,7 @@ class FleetLaws(Laws):
             if entry["kind"] in ("noticed", "run_moved") and "notice" in entry["body"]:
                 heard.setdefault(entry["run_id"], []).append((entry["body"]["notice"], entry))
             if entry["kind"] == "notices_lost":
-                if not self.truths[entry["run_id"]].run.is_damaged:
+                if not self.truths[entry["run_id"]].run.is_damaged and not self.office.losses:
                     self.broken("12", f"notices of {entry['run_id']} are given up that were never lost: {entry['because']}")
                 heard.setdefault(entry["run_id"], []).extend((number, entry) for number in range(entry["body"]["from"], entry["body"]["to"] + 1))
         for run_id, notices in heard.items():
@@ -172,6 +184,8 @@ class FleetLaws(Laws):
             return
         self.counts["documents"] += 1
         observations = self.office.loop.published.sight.observations
+        for lost in [run for run in self.office.loop.published.fleet.runs.values() if run.state is RunState.LOST]:
+            self._is_out_of_sight(lost, self.office.loop.published.fleet)
         for run in document["runs"]:
             look = observations.get(run["run_id"])
             told = {name: run[name] for name in SEEN_FIELDS} | {"host_bytes": run["memory"]["host_bytes"]}
@@ -184,6 +198,13 @@ class FleetLaws(Laws):
                     self.broken("9", f"{name} of {host['name']} is {value}, and nobody ever measured it")
                 if value is not None and age_seconds is not None:
                     self._old_enough(f"{name} of {host['name']}", age_seconds, self.measured_at[host["name"]])
+
+    def _is_out_of_sight(self, run: Run, fleet: Fleet) -> None:
+        """A run is lost as long as its host is silent, and no longer than its supervisor needs to say a word once it is not."""
+        host = fleet.hosts[run.host or ""]
+        heard_seconds = self.world.seconds - self.heard_since[host.name]
+        if host.reachable and heard_seconds > FOUND_SECONDS and self.truths[run.run_id].run.is_locked():
+            self.broken("9", f"{run.run_id} is called lost, and {host.name} has answered for {heard_seconds:.0f} s")
 
     def _honest(self, what: str, measured: dict[str, Any], look: Any, name: str) -> None:
         value, age_seconds = measured["value"], measured["age_seconds"]

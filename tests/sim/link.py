@@ -43,9 +43,19 @@ class Network:
     delay_seconds: tuple[float, float] = (0.001, 0.02)
     loss: float = 0.0
     repeat: float = 0.0
+    impostor: str = ""
+    """The key of whoever answers at this address in place of the host; none does when empty."""
+
+    @property
+    def shown_key(self) -> str:
+        return self.impostor or self.machine.key
+
+    @property
+    def is_open(self) -> bool:
+        return not self.is_cut and not self.impostor and self.machine.is_up
 
     def loses(self, world: World) -> bool:
-        return self.is_cut or not self.machine.is_up or (self.loss > 0 and world.chance(self.loss))
+        return not self.is_open or (self.loss > 0 and world.chance(self.loss))
 
 
 @dataclass(frozen=True)
@@ -60,12 +70,18 @@ class Pause:
     seconds: float
 
 
+def is_known(known: str, shown: str) -> bool:
+    """Whether a host's key is the one on record. A new connection asks before it says anything."""
+    return known == shown
+
+
 class VirtualSession:
     """One host's agent as one life of the coordinator speaks to it. `courier` is the machine: jobs copy from it."""
 
     def __init__(self, world: World, network: Network, owner: Owner) -> None:
         self.world, self.network, self.owner = world, network, owner
         self.courier = network
+        self.known_key = network.machine.key
         self.agent: VirtualAgent | None = None
 
     def call(self, call: Call, resume: Any) -> None:
@@ -88,7 +104,14 @@ class VirtualSession:
                 world.after(self._delay(), finish, answer)
 
         wait_seconds = call.timeout_seconds if network.machine.is_up else REFUSED_SECONDS
-        timer = world.after(wait_seconds, finish, {"error": self._unreachable(call.order)})
+        is_new = self.agent is None or not self.agent.is_alive
+        answers = not network.is_cut and (network.machine.is_up or bool(network.impostor))
+        is_refused = is_new and answers and not is_known(self.known_key, network.shown_key)
+        timer = world.after(REFUSED_SECONDS if is_refused else wait_seconds, finish, {"error": self._unreachable(call.order)})
+        if is_refused:
+            return
+        if is_new and answers:
+            network.machine.laws.trusted(network.machine, network.shown_key)
         if self.agent is None or not self.agent.is_alive:
             self.agent = VirtualAgent(network.machine)
         if not network.loses(world):

@@ -96,6 +96,7 @@ class Machine:
         self.processes: dict[int, Process] = {}
         self.runs: dict[str, VirtualRun] = {}
         self.owner: Any = None
+        self.key = f"key of {name}"
         self.nature: Any = None
         self._last_pid, self._inodes = FIRST_PID, 0
 

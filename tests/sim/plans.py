@@ -12,7 +12,7 @@ from tests.sim.rundir import VirtualRun
 from tests.sim.trainer import GOOD, Fate, Habits
 from tests.sim.world import World
 
-FATES = ("exit", "signal", "stall", "silent_launch", "deaf", "slow_save", "grow", "grow", "limit", "leak", "no_exec")
+FATES = ("exit", "signal", "stall", "silent_launch", "deaf", "slow_save", "grow", "grow", "grow_hard", "limit", "leak", "leak_hard", "no_exec")
 EXITS = (1, 10, 20, 20, 30, 31, 32, 40, 137)
 SIGNALS = (signal.SIGSEGV, signal.SIGKILL, signal.SIGTERM, signal.SIGABRT)
 GROWTHS = (0.02 * GIB, 0.1 * GIB, 0.5 * GIB, 4.0 * GIB)
@@ -32,8 +32,13 @@ class Theme:
 ANYTHING = Theme()
 THEMES = (
     ANYTHING, ANYTHING, ANYTHING, ANYTHING,
-    Theme(faults=("unkillable", "unkillable", "hog", "cut", "kill_trainer"), fates=("grow", "leak", "deaf", "slow_save"), misfortune=0.8),
+    Theme(
+        faults=("unkillable", "unkillable", "hog", "cut", "kill_trainer"), fates=("grow_hard", "leak_hard", "grow", "leak", "deaf", "slow_save"),
+        misfortune=0.8,
+    ),
+    Theme(faults=("cut", "cut", "cut", "reboot"), fates=("exit", "exit", "limit", "grow_hard", "no_exec"), misfortune=0.8),
     Theme(faults=("damage_journal", "damage_journal", "cut", "crash", "reboot", "kill_supervisor"), misfortune=0.6),
+    Theme(faults=("damage_journal", "damage_journal", "damage_journal", "cut", "cut"), fates=("exit", "signal"), misfortune=0.9),
     Theme(commands=0.9, faults=("cut", "crash", "reboot", "kill_trainer", "kill_both")),
     Theme(faults=("damage_job", "crash_between", "cut", "full_office", "full_host"), early_stops=0.6),
 )
@@ -54,9 +59,9 @@ class Nature:
     def _draw(self, run: VirtualRun) -> Habits:
         world = self.world
         steps = world.random.choice((8, 20, 40, 80))
-        every = world.random.choice((4, 10))
+        every = world.random.choice((4, 10, 30))
         return Habits(
-            steps=steps, step_seconds=world.between(1.0, 6.0), save_every=world.random.choice((2, 5, 9)), save_seconds=world.between(0.2, 2.0),
+            steps=steps, step_seconds=world.between(1.0, 6.0), save_every=world.random.choice((2, 5, 9, 30)), save_seconds=world.between(0.2, 2.0),
             validate_every=every, validation_seconds=world.between(1.0, 12.0), launch_seconds=world.between(0.5, 8.0),
             quality=world.random.choice((0.0, 0.5, 1.0, 1.2)), worker_count=world.random.choice((0, 0, 1, 2)),
             base_bytes=int(run.spec.caps.host_bytes * 0.5), command_seconds=world.between(20.0, 400.0), command_hears=world.chance(0.8),
@@ -67,7 +72,7 @@ class Nature:
         if not world.chance(self.misfortune):
             return GOOD
         kind = world.random.choice(self.kinds)
-        codes = {"exit": world.random.choice(EXITS), "signal": int(world.random.choice(SIGNALS))}
+        codes = {"exit": world.random.choice(EXITS), "leak_hard": 20, "signal": int(world.random.choice(SIGNALS))}
         at_step = 0 if kind == "silent_launch" or world.chance(0.15) else world.random.randint(1, 12)
         return Fate(kind=kind, at_step=at_step, code=codes.get(kind, 0), growth=world.random.choice(GROWTHS))
 

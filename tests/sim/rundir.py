@@ -17,7 +17,7 @@ from typing import Any
 from fleetd.host.rundir import AttemptRecord, Heartbeat, ProgramRecord, effective_cutoff
 from fleetd.journal import Journal
 from fleetd.model import CutoffOrder, ExitRecord, Notice, Observation, RunSpec, WantOrder
-from fleetd.wire import decode
+from fleetd.wire import decode, encode
 from policies.facts import RunState
 from tests.sim.machine import Machine, Process
 
@@ -122,6 +122,7 @@ class VirtualRun:
         self.listeners: list[Any] = []
         self.supervisor: Any = None
         """The newest virtual supervisor, alive or not."""
+        self.shim_dies_at = ""
         self.trainer: Any = None
         self.is_damaged = False
         """Whether its journal was ever damaged: then history may have lost what it had not been told."""
@@ -181,6 +182,26 @@ class VirtualRun:
 
     def notices(self, after: int, limit: int) -> tuple[Notice, ...]:
         return tuple(decode(Notice, entry) for entry in self.spool.entries_after(after, limit))
+
+    # What an agent says to a coordinator that lost a part of its history: reports.RunWatch and retell.py.
+
+    def lost_to(self, after: int) -> int:
+        """The last of the notices asked for that the spool does not hold any more; 0 when it holds them all."""
+        held = [number for number in self.spool.entries if number > after]
+        lost_to = min(held) - 1 if held else self.spool.last
+        return lost_to if lost_to > after else 0
+
+    def retold(self) -> tuple[Notice, ...]:
+        found: list[tuple[str, dict[str, Any]]] = []
+        for number, attempt in sorted(self.attempts.items()):
+            found.append(("attempt_started", {"attempt": number}))
+            if attempt.exit is not None:
+                found.append(("attempt_ended", {"attempt": number, "exit": encode(attempt.exit), "reason": None}))
+        ended = [each for each in self.log if each.get("event") == "validation" and each["phase"] == "end"]
+        found += [("validation", {name: each[name] for name in ("step", "value", "rows", "seconds", "sha256")}) for each in ended]
+        kept = sorted(self.checkpoints.values(), key=lambda each: each.step)
+        found += [("checkpoint", {"step": each.step, "digest": each.digest, "bytes": 1000}) for each in kept]
+        return tuple(Notice(sequence=0, at=self.machine.moment().now, kind=kind, body=body) for kind, body in found)
 
     # Orders, as rundir.apply_want and rundir.apply_cutoff.
 

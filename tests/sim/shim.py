@@ -1,4 +1,4 @@
-"""The parent of one virtual trainer. Mirrors fleetd/host/shim.py, birth.py and the SupervisorGuard of guard.py; the DeadlineGuard is the real one.
+"""The parent of one virtual trainer. Mirrors fleetd/host/shim.py and birth.py.
 
 It falls into the same moments that a kill may separate: claim, fork with the child at its gate, record, gate, exec, exit, record, reap.
 """
@@ -10,21 +10,12 @@ import signal
 from dataclasses import replace
 from typing import Any
 
-from fleetd.host.guard import (
-    FRUITLESS_STARTS_MAX,
-    HEARTBEAT_STALE_SECONDS,
-    LOCK_FREE_SECONDS,
-    START_WAIT_SECONDS_MAX,
-    SUPERVISOR_STARTS_MAX,
-    TICK_SECONDS,
-    UNWATCHED,
-    DeadlineGuard,
-    Due,
-)
-from fleetd.host.rundir import AttemptRecord, Heartbeat, ProgramRecord
-from fleetd.model import CapPart, CutoffOrder, ExitRecord
+from fleetd.host.guard import TICK_SECONDS, Due
+from fleetd.host.rundir import AttemptRecord, ProgramRecord
+from fleetd.model import CapPart, ExitRecord
 from policies.facts import CapGrade, Reason, SignalTarget, Want, format_moment
 from tests.sim import eyes
+from tests.sim.guard import VirtualDeadlineGuard, VirtualSupervisorGuard
 from tests.sim.machine import Process
 from tests.sim.rundir import VirtualRun
 from tests.sim.trainer import SHIFT, Trainer
@@ -36,96 +27,6 @@ QUIET_TICK_SECONDS = 6.0
 """A real shim turns each half second; nothing changes for it while a supervisor beats, so a virtual one turns less often then."""
 PAUSE_SECONDS_MIN = 0.001
 EXIT_REFUSED, EXIT_NOT_STARTED = 3, 127
-
-
-class VirtualDeadlineGuard(DeadlineGuard):
-    def __init__(self, run: VirtualRun) -> None:
-        super().__init__(None, run.spec, run.machine.moment())  # type: ignore[arg-type]
-        self._run = run
-
-    def _newest_order(self) -> CutoffOrder | None:
-        return self._run.cutoff
-
-
-class VirtualSupervisorGuard:
-    """Mirrors guard.SupervisorGuard."""
-
-    def __init__(self, run: VirtualRun, attempt: int) -> None:
-        self.run, self.attempt = run, attempt
-        self.is_alive = True
-        self.starts = self.fruitless_starts = 0
-        self.last_beat = run.heartbeat
-        self._old_beat = None if self._is_of_this_boot(run.heartbeat) else run.heartbeat
-        self._wait_seconds = LOCK_FREE_SECONDS
-        self._free_seconds = self._stale_seconds = 0.0
-        self._before_seconds: float | None = None
-        self._was_ended = False
-
-    @property
-    def fresh_beat(self) -> Heartbeat | None:
-        return self.last_beat if self.last_beat != self._old_beat else None
-
-    @property
-    def is_needless(self) -> bool:
-        return self.is_alive or self.fruitless_starts >= FRUITLESS_STARTS_MAX or not self._may_start()
-
-    @property
-    def is_quiet(self) -> bool:
-        return self.is_alive and self._stale_seconds == 0.0
-
-    def tick(self, boottime_seconds: float) -> None:
-        gone_by = 0.0 if self._before_seconds is None else boottime_seconds - self._before_seconds
-        self._before_seconds = boottime_seconds
-        elapsed_seconds = min(max(gone_by, 0.0), 2 * TICK_SECONDS)
-        self.is_alive = self.run.is_locked()
-        if self.is_alive:
-            self._free_seconds = 0.0
-            self._listen(elapsed_seconds)
-            return
-        self._stale_seconds = 0.0
-        self._free_seconds += elapsed_seconds
-        if (self._free_seconds >= self._wait_seconds or self._was_ended) and self._may_start():
-            self._start()
-
-    def _listen(self, elapsed_seconds: float) -> None:
-        beat = self.run.heartbeat
-        if beat != self.last_beat:
-            self.last_beat, self._stale_seconds = beat, 0.0
-            if beat is not None and self.starts:
-                self._wait_seconds, self.fruitless_starts = LOCK_FREE_SECONDS, 0
-            return
-        self._stale_seconds += elapsed_seconds
-        if self._stale_seconds >= HEARTBEAT_STALE_SECONDS:
-            self._stale_seconds = 0.0
-            self._end_silent()
-
-    def _end_silent(self) -> None:
-        recorded = self.run.supervisor_record
-        held = eyes.grip(self.run.machine, recorded.identity) if recorded is not None else None
-        if isinstance(held, Process):
-            self.run.machine.world.say(self.run.machine.name, f"the shim ends a silent supervisor, {held!r}")
-            self.run.machine.deliver(held, signal.SIGKILL, sender="guard", run_id=self.run.run_id)
-            self._was_ended = True
-
-    def _start(self) -> None:
-        from tests.sim.supervisor import start_supervisor
-
-        self.starts += 1
-        self.fruitless_starts += 1
-        self._free_seconds, self._was_ended = 0.0, False
-        self._wait_seconds = min(2 * self._wait_seconds, START_WAIT_SECONDS_MAX)
-        start_supervisor(self.run)
-
-    def _may_start(self) -> bool:
-        seen = self.run.observation
-        has_left = seen is not None and seen.attempt == self.attempt and seen.state in UNWATCHED
-        return not has_left and self.starts < SUPERVISOR_STARTS_MAX
-
-    def _is_of_this_boot(self, beat: Heartbeat | None) -> bool:
-        recorded = self.run.supervisor_record
-        if beat is None or recorded is None:
-            return False
-        return (recorded.identity.boot_id, recorded.identity.pid) == (self.run.machine.boot_id, beat.pid)
 
 
 class VirtualShim:
@@ -155,6 +56,8 @@ class VirtualShim:
             self.process.leave(1 << SHIFT)  # the claim can't be written: the program ends with a traceback
             return
         self.attempt.is_started = True
+        if self._dies_at("claimed"):
+            return
         self.guard, self.deadline = VirtualSupervisorGuard(run, self.number), VirtualDeadlineGuard(run)
         self.world.after(self.world.between(*GATE_SECONDS), self._fork)
 
@@ -182,6 +85,8 @@ class VirtualShim:
         self.child = self.attempt.leader = child
         run.trainer_lock.append(child)
         child.on_end += [self.wake, run.wake_supervisor]
+        if self._dies_at("forked"):
+            return
         cap = CapPart(grade=CapGrade.ENFORCED if machine.has_cgroup else CapGrade.ABSENT, means="virtual")
         record = AttemptRecord(
             attempt=self.number, identity=child.identity(), argv=run.spec.argv, resume="" if resume is None else str(resume.step),
@@ -199,6 +104,8 @@ class VirtualShim:
             self._send_away(Reason.LAUNCH_TIMEOUT, f"the host could not start it: {fault}")
             return
         self.record = record
+        if self._dies_at("recorded"):
+            return
         self.world.after(self.world.between(*GATE_SECONDS), self._open_gate)
 
     def _send_away(self, reason: Reason, text: str) -> None:
@@ -211,6 +118,16 @@ class VirtualShim:
         self.evidence |= {"reason": reason, "start": text}
         self.ending = self._ending(None)
         self._turn()
+
+    def _dies_at(self, boundary: str) -> bool:
+        """A kill, or a power cut, that comes exactly between two acts."""
+        if self.run.shim_dies_at != boundary:
+            return False
+        self.run.shim_dies_at = ""
+        self.world.fault()
+        self.world.say(self.run.machine.name, f"{self.process!r} is killed at '{boundary}'")
+        self.process.leave(int(signal.SIGKILL))
+        return True
 
     def _gate_closes(self) -> None:
         """A child that waits at its gate leaves when its shim ends: no trainer ever runs unrecorded."""
@@ -232,7 +149,8 @@ class VirtualShim:
             self.run.machine.laws.born(self.run, self.child, self.record)
             self.run.trainer = Trainer(self.run, self.attempt, self.child, self.run.machine.nature.habits(self.run), fate, self.record.resume_step)
             self.record = replace(self.record, is_executed=True, identity=self.child.identity())
-        self._turn()
+        if not self._dies_at("opened"):
+            self._turn()
 
     # The loop.
 
@@ -257,6 +175,8 @@ class VirtualShim:
             self.ending = self._ending(self.child.status)
         self._keep_deadline(seconds)
         self._write_exit()
+        if not self.process.is_alive:
+            return
         is_empty = self.is_ended and not self.run.living_tree(self._token())
         self.guard.tick(seconds)
         if is_empty and self.guard.is_needless:
@@ -306,13 +226,15 @@ class VirtualShim:
         noted += [{"pid": each.pid, "signal": each.signal, "delivered": each.delivered, "verdict": each.verdict} for each in reports][:200]
 
     def _write_exit(self) -> None:
-        if self.ending is None or self.is_ended:
+        if self.ending is None or self.is_ended or self._dies_at("ended"):
             return
         try:
             self.run.write_exit(self.ending)
         except OSError:
             return
         self.is_ended = True
+        if self._dies_at("told"):
+            return
         if self.child is not None and not self.child.is_alive:
             self.run.machine.reap(self.child)
 

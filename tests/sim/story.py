@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,6 +35,8 @@ class Told:
 
     seed: int
     campaigns: int
+    troubled: int
+    """Campaigns during whose life something went wrong that was planned to: a kill, a cut, a full disk, ..."""
     state_events: int
     happened: int
     seconds: float
@@ -128,6 +131,10 @@ class Story:
         alive = any(run.is_locked() or run.living_tree() for machine in self.machines for run in machine.runs.values())
         return settled and not alive and loop.journal.is_durable
 
+    def troubled(self, campaigns: Iterable[str]) -> int:
+        lives, faults_at = self.laws.lives, self.world.faults_at
+        return sum(any(lives[name][0] <= at <= lives[name][1] for at in faults_at) for name in campaigns)
+
     def _end(self) -> None:
         if self.office.loop is None:
             self.world.run(self.world.seconds + 60.0)
@@ -152,6 +159,6 @@ def tell(seed: int, coverage: Coverage | None = None, *, echo: bool = False, abo
     counts, fleet = story.laws.counts, story.office.loop.fleet if story.office.loop else None
     lines = [f"{seconds:9.2f} {who:>12}  {text}" for seconds, who, text in list(story.world.lines)[-LINES_SHOWN:]] if fault else []
     return Told(
-        seed=seed, campaigns=len(fleet.campaigns) if fleet else 0, state_events=counts["events"], happened=story.world.happened,
-        seconds=story.world.seconds, fault=fault, lines=lines,
+        seed=seed, campaigns=len(fleet.campaigns) if fleet else 0, troubled=story.troubled(fleet.campaigns if fleet else ()),
+        state_events=counts["events"], happened=story.world.happened, seconds=story.world.seconds, fault=fault, lines=lines,
     )

@@ -140,11 +140,12 @@ class VirtualSupervisor(Supervisor):
         if not process.is_alive:
             return
         if process.hung_until > world.seconds:
-            self._next = world.after(process.hung_until - world.seconds, self._turn)
+            self._appoint(process.hung_until - world.seconds)
             return
         try:
             sight = self.tick(self.machine.moment())
         except Killed:
+            world.fault()
             world.say(self.machine.name, f"{process!r} is killed at '{self.dies_at}'")
             process.leave(int(signal.SIGKILL))
             return
@@ -156,13 +157,17 @@ class VirtualSupervisor(Supervisor):
             pause_seconds *= self.laziness
         if pause_seconds > PEEK_SECONDS:
             pause_seconds = min(pause_seconds, self.observer.seconds_to_line())  # type: ignore[attr-defined]
-        self._next = world.after(pause_seconds, self._turn)
+        self._appoint(pause_seconds)
 
     def wake(self) -> None:
         """The trainer or the shim has ended: a real supervisor waits on their pidfds."""
         if self.process.is_alive and self._next is not None:
+            self._appoint(self.machine.world.between(0.001, 0.02))
+
+    def _appoint(self, seconds: float) -> None:
+        if self._next is not None:
             self._next.call_off()
-            self._next = self.machine.world.after(self.machine.world.between(0.001, 0.02), self._turn)
+        self._next = self.machine.world.after(seconds, self._turn)
 
     # What touches the world.
 

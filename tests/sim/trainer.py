@@ -41,7 +41,12 @@ class Habits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """What befalls one attempt. `kind` of `good exit signal stall silent_launch deaf slow_save grow limit leak no_exec`; `at_step` when it begins."""
+    """What befalls one attempt, from `at_step` on.
+
+    good · exit, signal: it ends with `code` · stall, silent_launch: it lives and says nothing · deaf: it hears no SIGTERM · slow_save ·
+    grow: memory by `growth` bytes a second · grow_hard: and it does not die for a while · limit: exit 40 · leak: a worker outlives it ·
+    leak_hard: and does not die for a while · no_exec
+    """
 
     kind: str = "good"
     at_step: int = 0
@@ -67,8 +72,10 @@ class Trainer:
         process.base_bytes = habits.base_bytes
         self.workers = [
             run.machine.spawn("worker", (*run.spec.argv, "worker"), parent=process, run_id=run.run_id, token=process.token)
-            for _ in range(habits.worker_count + (1 if fate.kind == "leak" else 0))
+            for _ in range(habits.worker_count + (1 if fate.kind in ("leak", "leak_hard") else 0))
         ]
+        if fate.kind == "leak_hard":
+            self.workers[0].unkillable_until = self.world.seconds + self.world.between(40.0, 120.0)
         process.on_end.append(self._workers_notice)
         kinds = {RunKind.EVALUATE: self._evaluate, RunKind.TRAIN: self._train}
         self._life = kinds[run.spec.kind]() if run.spec.contract else self._command()
@@ -100,7 +107,7 @@ class Trainer:
     def _workers_notice(self) -> None:
         """Workers end a moment after their leader; one that leaks does not."""
         for index, worker in enumerate(self.workers):
-            if self.fate.kind != "leak" or index > 0:
+            if self.fate.kind not in ("leak", "leak_hard") or index > 0:
                 self.world.after(self.world.between(0.05, 1.5), worker.leave, 0)
 
     def _log(self, **record: Any) -> None:
@@ -118,7 +125,7 @@ class Trainer:
     def _train(self) -> Iterator[float]:
         run, habits = self.run, self.habits
         yield math.inf if self.fate.kind == "silent_launch" else habits.launch_seconds
-        if self.fate.kind == "exit" and self.fate.at_step == 0:
+        if self.fate.kind in ("exit", "leak_hard") and self.fate.at_step == 0:
             return self._exit(self.fate.code)
         self._log(event="start", step=self.step, steps=habits.steps)
         if self.step not in run.checkpoints and not (yield from self._save()):
@@ -147,7 +154,7 @@ class Trainer:
         fate = self.fate
         if fate.kind == "good" or self.step < fate.at_step:
             return False
-        if fate.kind == "exit":
+        if fate.kind in ("exit", "leak_hard"):
             if fate.code in (31, 32):
                 self._log(event="failed", step=self.step, because="the numbers broke", value="nan")
             self._exit(fate.code)
@@ -157,7 +164,7 @@ class Trainer:
             return True
         if fate.kind == "stall":
             yield math.inf
-        if fate.kind == "grow" and not self.process.growth:
+        if fate.kind in ("grow", "grow_hard") and not self.process.growth:
             self._grow()
         if fate.kind == "limit":
             yield from self._save()
@@ -168,7 +175,9 @@ class Trainer:
     def _grow(self) -> None:
         process, run = self.process, self.run
         process.growth, process.grows_at, process.bytes_max = self.fate.growth, self.world.seconds, 12 << 30
-        if run.machine.has_cgroup and run.machine.world.chance(0.5):
+        if self.fate.kind == "grow_hard":
+            process.unkillable_until = self.world.seconds + self.world.between(40.0, 150.0)
+        elif run.machine.has_cgroup and run.machine.world.chance(0.5):
             seconds = (run.spec.caps.host_bytes - process.base_bytes) / process.growth
             self.world.after(max(0.0, seconds), self._kernel_kills)
 

@@ -44,6 +44,9 @@ class World:
         self.random = random.Random(seed)
         self.seconds = 0.0
         self.happened = 0
+        self.said = 0
+        self.faults_at: list[float] = []
+        """When something went wrong that was planned to: not what could have, only what did."""
         self.lines: deque[tuple[float, str, str]] = deque(maxlen=LINES_KEPT_MAX)
         self._queue: list[tuple[float, int, Appointment]] = []
         self._count = 0
@@ -70,7 +73,11 @@ class World:
                 return
         self.seconds = max(self.seconds, until)
 
+    def fault(self) -> None:
+        self.faults_at.append(self.seconds)
+
     def say(self, who: str, text: str) -> None:
+        self.said += 1
         self.lines.append((self.seconds, who, text))
         if self.echo:
             print(f"{self.seconds:9.2f} {who:>12}  {text}", flush=True)
