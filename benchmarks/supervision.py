@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -20,7 +21,7 @@ from live_fleet import Fleet, words_of  # noqa: E402  (the live tests' own insta
 
 WINDOW_SECONDS = 60.0
 SETTLE_SECONDS = 10.0
-ROLES = {"fleetd.host.supervisor": "supervisor", "fleetd.host.shim": "shim", "fleetd.host.agent": "agent", "fleetd.coordinator.daemon": "coordinator"}
+DOOR = "/fleetd/host/__main__.py"
 
 
 def main() -> None:
@@ -44,7 +45,9 @@ def main() -> None:
 
 def role_of(process: psutil.Process) -> str | None:
     words = words_of(process)
-    return next((role for module, role in ROLES.items() if module in words), None)
+    if "fleetd.coordinator.daemon" in words:
+        return "coordinator"
+    return next((after for word, after in pairwise(words) if word.endswith(DOOR)), None)
 
 
 def spent(process: psutil.Process) -> float:

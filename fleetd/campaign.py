@@ -24,16 +24,37 @@ class ReserveTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPlan:
-    """One machine. `python` runs the trainer, `agent_python` runs agent, supervisor and shim. None: the coordinator's own."""
+    """One machine. `python` runs the trainer, `agent_python` runs agent, supervisor and shim. None: the coordinator's own, or over SSH the
+    `python3` that the host finds."""
 
     name: str
     transport: str = "local"
+    address: str | None = None
+    """What `ssh` would be given: a name of the user's SSH configuration, a host name or an address. None: the host's name."""
+    user: str | None = None
+    port: int | None = None
+    identity_file: str | None = None
+    proxy_jump: str | None = None
+    ssh_config: str | None = None
+    """An SSH configuration to read instead of the user's own."""
     root: str
     python: str | None = None
     agent_python: str | None = None
     capacity_bytes: int | None = None
     """Memory that fleetd may hand out; None: what the host reports as total."""
     floor_bytes: int = 1024**3
+
+    @property
+    def is_local(self) -> bool:
+        return self.transport == "local"
+
+    @property
+    def place(self) -> str:
+        """Machine and directory in one word: equal for two plans that mean the same."""
+        if self.is_local:
+            return f"{self.transport}:{self.root}"
+        user, port = f"{self.user}@" if self.user else "", f":{self.port}" if self.port else ""
+        return f"{self.transport}:{user}{self.address or self.name}{port}:{self.root}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,16 @@ class StatePaths:
         return self.root / "api.sock"
 
     @property
+    def releases(self) -> Path:
+        """The running code as hosts get it, one directory for each architecture, named by digest."""
+        return self.root / "releases"
+
+    @property
+    def wheels(self) -> Path:
+        """Libraries for hosts of another architecture, as pip fetched them or a person put them here."""
+        return self.root / "wheels"
+
+    @property
     def set_aside(self) -> Path:
         """Directories of campaigns that the journal has lost, put here by a person: their hosts are still asked what runs there."""
         return self.root / "campaigns-without-history"

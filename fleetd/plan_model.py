@@ -17,6 +17,8 @@ from policies.facts import GIB
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 SEED_MAX = 2**63 - 1
 COMMAND_WORDS_MAX = 4096
+ADDRESS = r"^[A-Za-z0-9_\[:][A-Za-z0-9_.:@%,\[\]-]{0,254}$"
+"""What may stand on ssh's command line: nothing that it could take for an option."""
 SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|PRIVATE_KEY)$", re.IGNORECASE)
 
 Size = Annotated[SizeBytes, PlainValidator(parse_size), WithJsonSchema(
@@ -94,14 +96,26 @@ class ReserveSection(Section):
 class HostSection(Section):
     """One machine."""
 
-    transport: Literal["local"] = "local"
-    """How the coordinator reaches it; `local` is this machine."""
+    transport: Literal["local", "ssh"] = "local"
+    """How the coordinator reaches it; `local` is this machine, `ssh` whatever `ssh ADDRESS` reaches."""
+    address: Annotated[str, Field(pattern=ADDRESS)] | None = None
+    """For ssh: a name of your SSH configuration, a host name or an address; null is the name of this host."""
+    user: Annotated[str, Field(pattern=ADDRESS)] | None = None
+    """For ssh: the login; null is what your SSH configuration says."""
+    port: Annotated[int, Field(gt=0, lt=65536)] | None = None
+    """For ssh: the port; null is what your SSH configuration says."""
+    identity_file: str | None = None
+    """For ssh: a private key; null is what your SSH configuration and agent offer."""
+    proxy_jump: Annotated[str, Field(pattern=ADDRESS)] | None = None
+    """For ssh: a host to go through, as for `ssh -J`; null is what your SSH configuration says."""
+    ssh_config: str | None = None
+    """For ssh: a configuration file to read instead of your own, as for `ssh -F`."""
     root: str = ""
-    """Directory for releases, data and runs. Relative paths start at the plan."""
+    """Directory for releases, data and runs. Relative paths start at the plan; over ssh it is a path on the host and starts with /."""
     python: str | None = None
-    """Python that runs the trainer; null is the coordinator's own."""
+    """Python that runs the trainer; null is the coordinator's own, over ssh the host's python3."""
     agent_python: str | None = None
-    """Python (3.10 or newer) that runs agent and supervisor; null is the coordinator's own."""
+    """Python (3.10 or newer) that runs agent and supervisor; null is the coordinator's own, over ssh the host's python3."""
     capacity: Size | None = None
     """Memory that fleetd may hand out; null is what the host reports."""
     floor: Size = SizeBytes(GIB)

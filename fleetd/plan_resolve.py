@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from fleetd.campaign import AfterFreeze, CandidatePlan, DataRole, HostPlan, Notify, Plan, ReserveTerms, SelectionTerms
 from fleetd.model import RestartTerms, StallTerms, StopTerms
-from fleetd.plan_model import CandidateSection, DataSection, PlanFile, TrainingSection
+from fleetd.plan_model import CandidateSection, DataSection, HostSection, PlanFile, TrainingSection
 from fleetd.plan_yaml import Path as KeyPath
 from fleetd.plan_yaml import Tree
 from policies.facts import CapGrade, OnReboot, SignalTarget, Split
@@ -175,11 +175,20 @@ def build_plan(resolution: Resolution, *, sha256: str) -> Plan:
 
 def _host(resolution: Resolution, name: str) -> HostPlan:
     section = resolution.file.hosts[name]
+    is_here = section.transport == "local"
+    identity, config = (None if text is None else str(resolution.absolute(text)) for text in (section.identity_file, section.ssh_config))
     return HostPlan(
-        name=name, transport=section.transport, root=str(resolution.absolute(section.root)),
-        python=_program(resolution, section.python), agent_python=_program(resolution, section.agent_python),
+        name=name, transport=section.transport, root=host_root(resolution, section),
+        address=section.address, user=section.user, port=section.port, identity_file=identity, proxy_jump=section.proxy_jump, ssh_config=config,
+        python=_program(resolution, section.python) if is_here else section.python,
+        agent_python=_program(resolution, section.agent_python) if is_here else section.agent_python,
         capacity_bytes=None if section.capacity is None else int(section.capacity), floor_bytes=int(section.floor),
     )
+
+
+def host_root(resolution: Resolution, section: HostSection) -> str:
+    """The root as the host knows it: only on this machine can it start at the plan."""
+    return str(resolution.absolute(section.root)) if section.transport == "local" else os.path.normpath(section.root)
 
 
 def _program(resolution: Resolution, text: str | None) -> str | None:

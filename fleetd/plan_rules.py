@@ -13,12 +13,13 @@ from typing import Any
 
 from fleetd.plan_data import check_data
 from fleetd.plan_model import NAME, HostSection
-from fleetd.plan_resolve import Resolution, ResolvedCandidate, read_config
+from fleetd.plan_resolve import Resolution, ResolvedCandidate, host_root, read_config
 from fleetd.plan_units import show_duration, show_moment, write_size
 
 MODEL_TYPES = ("llama", "gpt2")
 NEEDED = {"name": "the campaign", "deadline": "when everything must be done", "hosts": "the machines", "candidates": "the trainings"}
 NAMES_TAKEN = {"all", "any"}
+SSH_KEYS = ("address", "user", "port", "identity_file", "proxy_jump", "ssh_config")
 NAME_RULE = "use small letters, digits and -, at most 41, beginning with a letter or digit"
 
 
@@ -78,20 +79,38 @@ def cutoff_if_launched(resolution_deadline: datetime | float, reserve_seconds: f
 
 
 def _check_hosts(resolution: Resolution) -> None:
-    roots: dict[str, str] = {}
+    places: dict[tuple[str, str, int, str], str] = {}
     for name, host in resolution.file.hosts.items():
         path = ("hosts", name)
+        _check_transport(resolution, name, host)
         if not host.root:
             if "root" not in (resolution.tree.value["hosts"].get(name) or {}):
                 resolution.tree.fault(path, "root is missing: the directory for releases, data and runs", "add `root: ~/fleetd-host`")
             continue
-        root = str(resolution.absolute(host.root))
-        if root in roots:
-            resolution.tree.fault((*path, "root"), f"{root} is also the root of {roots[root]!r}", "give each host a root of its own")
-        roots[root] = name
+        root = host_root(resolution, host)
+        place = (host.transport, host.address or name, host.port or 0, root) if host.transport == "ssh" else (host.transport, "", 0, root)
+        if place in places:
+            resolution.tree.fault((*path, "root"), f"{root} is also the root of {places[place]!r}", "give each host a root of its own")
+        places[place] = name
         if host.capacity is not None and host.floor >= host.capacity:
             sum_text = f"capacity {write_size(host.capacity)} − floor {write_size(host.floor)} leaves nothing for runs"
             resolution.tree.fault((*path, "floor"), sum_text, "lower the floor or raise the capacity")
+
+
+def _check_transport(resolution: Resolution, name: str, host: HostSection) -> None:
+    """Over SSH, paths are the host's own; on this machine, nothing of SSH has a meaning."""
+    tree, path = resolution.tree, ("hosts", name)
+    if host.transport == "local":
+        for key in SSH_KEYS:
+            if getattr(host, key) is not None:
+                tree.fault((*path, key), f"`{key}` is for `transport: ssh`", f"add `transport: ssh` to {name}, or remove {key}")
+        return
+    if host.root and not host.root.startswith("/"):
+        tree.fault((*path, "root"), f"{host.root} is no whole path, and over ssh there is no plan to start at", "write it such as /srv/fleetd")
+    for key in ("python", "agent_python"):
+        program = getattr(host, key)
+        if program is not None and "/" in program and not program.startswith("/"):
+            tree.fault((*path, key), f"{program} is no whole path, and over ssh there is no plan to start at", "write /path/to/python or a bare name")
 
 
 def _check_kind(candidate: ResolvedCandidate) -> None:

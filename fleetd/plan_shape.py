@@ -20,7 +20,7 @@ PASSES_MAX = 8
 CLOSE_ENOUGH = 0.6
 SHOWN_CHARACTERS_MAX = 60
 
-# What people call these keys elsewhere (SkyPilot, dstack, Slurm, Transformers).
+# What people call these keys elsewhere (SkyPilot, dstack, Slurm, Ansible, Transformers).
 FOREIGN_WORDS = {
     foreign: ours
     for ours, others in {
@@ -28,6 +28,9 @@ FOREIGN_WORDS = {
         "memory_cap": "mem memory memory_limit", "deadline": "time time_limit max_duration walltime", "restarts": "retry retries",
         "hosts": "nodes machines", "candidates": "runs trainings jobs tasks", "lr": "learning_rate", "steps": "max_steps iterations",
         "batch": "batch_size", "window": "context block_size max_length", "data": "datasets dataset", "validation": "val", "evaluate": "eval",
+        "address": "ip hostname ansible_host", "user": "ssh_user username ansible_user remote_user", "port": "ssh_port ansible_port",
+        "identity_file": "ssh_key private_key ansible_ssh_private_key_file", "proxy_jump": "proxyjump jump bastion",
+        "python": "ansible_python_interpreter",
     }.items()
     for foreign in others.split()
 }
@@ -41,6 +44,10 @@ TYPES = {
 LIMITS = {
     "greater_than": ("gt", "greater than"), "greater_than_equal": ("ge", "at least"),
     "less_than": ("lt", "less than"), "less_than_equal": ("le", "at most"),
+}
+PATTERNS = {
+    "device": "write auto, cpu, cuda or cuda:0", "address": "write a name, such as spark-a or 10.0.0.7", "user": "write a login name",
+    "proxy_jump": "write user@host:port, as for ssh -J",
 }
 
 
@@ -96,11 +103,11 @@ def _report(tree: Tree, value: Any, fault: Any) -> None:
     elif kind == "missing":
         what, fix = "is missing", f"add `{location[-1]}:`"
     else:
-        what, fix = _ordinary(kind, context, given, fault["msg"])
+        what, fix = _ordinary(kind, context, given, fault["msg"], str(location[-1]) if location else "")
     tree.fault(path, what, fix)
 
 
-def _ordinary(kind: str, context: dict[str, Any], given: Any, message: str) -> tuple[str, str]:
+def _ordinary(kind: str, context: dict[str, Any], given: Any, message: str, key: str) -> tuple[str, str]:
     """Wrong types and ranges."""
     if kind in TYPES:
         noun, example = TYPES[kind]
@@ -109,7 +116,7 @@ def _ordinary(kind: str, context: dict[str, Any], given: Any, message: str) -> t
         name, words = LIMITS[kind]
         return f"{given} is out of range", f"write a number {words} {context[name]:g}"
     if kind == "string_pattern_mismatch":
-        return f"{found(given)} is not one of the choices", "write auto, cpu, cuda or cuda:0"
+        return f"{found(given)} is not one of the choices", PATTERNS[key]
     if kind in ("too_long", "too_short"):
         expected = context.get("max_length", context.get("min_length"))
         return f"expected {expected} values, found {context['actual_length']}", f"write a list of {expected}"

@@ -8,6 +8,8 @@
     ├── FreezeRefused      the freeze forbids it                       exit 9
     ├── HostUnreachable    a host does not answer                      exit 8
     │   └── GenerationStale, OwnerMismatch   it answers, to another    exit 1
+    ├── HostKeyRefused     who answers is not proven to be the host    exit 8
+    ├── LoginRefused       the host lets nobody in with these keys     exit 8
     ├── JournalDamaged, LedgerDamaged, CheckpointDamaged, DataDamaged  exit 1
     ├── ResumeMismatch     the state belongs to another run            exit 1
     └── LossNotFinite, GateFailed   the numbers broke                  exit 5
@@ -70,6 +72,18 @@ class HostUnreachable(ExplainedError):
     exit_code = EXIT_UNREACHABLE
 
 
+class HostKeyRefused(ExplainedError):
+    """Whoever answers shows a key that is unknown, changed, revoked, or vouched for in a way that can't be checked. Nothing was sent to it."""
+
+    exit_code = EXIT_UNREACHABLE
+
+
+class LoginRefused(ExplainedError):
+    """The host is who it should be, and refuses the user or every key that was offered."""
+
+    exit_code = EXIT_UNREACHABLE
+
+
 class GenerationStale(ExplainedError):
     """The host has obeyed a newer generation of this coordinator."""
 
@@ -113,8 +127,8 @@ class IllegalTransition(AssertionError):
 ERRORS_BY_NAME: dict[str, type[ExplainedError]] = {
     kind.__name__: kind
     for kind in (
-        ExplainedError, PlanInvalid, RequestRefused, NoRoom, NotFound, FreezeRefused, HostUnreachable, GenerationStale, OwnerMismatch,
-        JournalDamaged, LedgerDamaged, CheckpointDamaged, DataDamaged, ResumeMismatch, LossNotFinite, GateFailed,
+        ExplainedError, PlanInvalid, RequestRefused, NoRoom, NotFound, FreezeRefused, HostUnreachable, HostKeyRefused, LoginRefused,
+        GenerationStale, OwnerMismatch, JournalDamaged, LedgerDamaged, CheckpointDamaged, DataDamaged, ResumeMismatch, LossNotFinite, GateFailed,
     )
 }
 

@@ -23,6 +23,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from fleetd import clock, logs
+from fleetd.campaign import HostPlan
 from fleetd.coordinator import document
 from fleetd.coordinator.jobs import WriteReport
 from fleetd.coordinator.loop import Loop, Published
@@ -122,14 +123,31 @@ class Api:
         if stream not in paths:
             known = f"the streams are {', '.join(paths)}"
             raise NotFound(f"there is no stream {stream!r}", where=run.run_id, what=known, fix="use one of them")
-        root = Path(host_plan(fleet.campaigns[run.campaign_id], run.host).root)
-        folder = HostPaths(root).run(run.run_id).root
-        copy = self._daemon.paths.campaign(run.campaign_id).store_run(run.run_id)
-        path = next((each / paths[stream] for each in (folder, copy) if (each / paths[stream]).is_file()), None)
-        if path is None:
-            what, fix = f"{paths[stream]} does not exist on {run.host}, and there is no copy", "wait until it has started, or name another attempt"
-            raise NotFound(f"{run.candidate} has no {stream} log", where=str(folder), what=what, fix=fix)
-        return read_text(path, _whole(asked.get("offset"), 0), min(_whole(asked.get("bytes_max"), LOG_BYTES_MAX), LOG_BYTES_MAX))
+        offset, limit = _whole(asked.get("offset"), 0), min(_whole(asked.get("bytes_max"), LOG_BYTES_MAX), LOG_BYTES_MAX)
+        plan = host_plan(fleet.campaigns[run.campaign_id], run.host)
+        copy = self._daemon.paths.campaign(run.campaign_id).store_run(run.run_id) / paths[stream]
+        if plan.is_local:
+            folder = HostPaths(Path(plan.root)).run(run.run_id).root
+            path = next((each for each in (folder / paths[stream], copy) if each.is_file()), None)
+            if path is not None:
+                return read_text(path, offset, limit)
+        elif (found := self._read_there(plan, run.run_id, str(paths[stream]), offset, limit)) is not None:
+            return found
+        elif copy.is_file():
+            return read_text(copy, offset, limit)
+        what, fix = f"{paths[stream]} does not exist on {run.host}, and there is no copy", "wait until it has started, or name another attempt"
+        raise NotFound(f"{run.candidate} has no {stream} log", where=f"{plan.place}/runs/{run.run_id}", what=what, fix=fix)
+
+    def _read_there(self, plan: HostPlan, run_id: str, path: str, offset: int, bytes_max: int) -> dict[str, Any] | None:
+        """Text from a host that is reached over SSH; None when it has no such file. HostUnreachable when it can't be asked and there is no copy."""
+        session = self._loop.session(plan.name)
+        if session is None:
+            return None
+        try:
+            data, start, size = session.courier.read_part(run_id, path, offset, max(bytes_max, 4))
+        except NotFound:
+            return None
+        return as_text(data, start, size)
 
     def _wish(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
         kind = request.url.path.rsplit("/", 1)[1]
@@ -207,7 +225,10 @@ def read_text(path: Path, offset: int, bytes_max: int) -> dict[str, Any]:
         size = os.fstat(file.fileno()).st_size
         start = max(0, size + offset) if offset < 0 else min(offset, size)
         file.seek(start)
-        data = file.read(max(bytes_max, 4))
+        return as_text(file.read(max(bytes_max, 4)), start, size)
+
+
+def as_text(data: bytes, start: int, size: int) -> dict[str, Any]:
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     text = decoder.decode(data)
     waiting = len(decoder.getstate()[0])

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -28,7 +30,8 @@ from fleetd.coordinator.trees import (
 )
 from fleetd.files import files_below, sync_folder
 from fleetd.paths import HostPaths
-from policies.errors import DataDamaged, ExplainedError, NoRoom, RequestRefused
+from fleetd.release_use import prune_releases
+from policies.errors import DataDamaged, ExplainedError, NoRoom, NotFound, RequestRefused
 from policies.facts import Word
 from policies.manifest import FileEntry, directory_digest
 
@@ -46,11 +49,24 @@ class TreeKind(Word):
     MODELS = "models"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """What a program on the host answered."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
 class Courier(Protocol):
     """One host's end of the road. Every method may raise HostUnreachable; all may be called again after any failure."""
 
     @property
     def host(self) -> str: ...
+
+    @property
+    def machine(self) -> str:
+        """The host's architecture, as uname -m says it."""
 
     def tree_path(self, kind: TreeKind, digest: str) -> str:
         """Where the tree lies on the host."""
@@ -73,6 +89,15 @@ class Courier(Protocol):
     def read_tail(self, run_id: str, path: str, offset: int, bytes_max: int) -> bytes:
         """Up to `bytes_max` bytes of a growing file from `offset`; empty at its end or when it does not exist."""
 
+    def read_part(self, run_id: str, path: str, offset: int, bytes_max: int) -> tuple[bytes, int, int]:
+        """Bytes of a file from `offset` (negative: from the end), where they begin, and the file's size. NotFound."""
+
+    def run_program(self, argv: tuple[str, ...], timeout_seconds: float) -> Finished:
+        """Run a short program there, without a shell. OSError when it can't be run or does not end in time."""
+
+    def prune_releases(self, keep: frozenset[str]) -> tuple[str, ...]:
+        """Remove releases that neither `keep` nor a run nor a living process needs; their digests."""
+
 
 class LocalCourier:
     """The courier of a host root on this machine."""
@@ -83,6 +108,10 @@ class LocalCourier:
     @property
     def host(self) -> str:
         return self._host
+
+    @property
+    def machine(self) -> str:
+        return platform.machine()
 
     def tree_path(self, kind: TreeKind, digest: str) -> str:
         return str(self._tree(kind, digest))
@@ -130,6 +159,28 @@ class LocalCourier:
         finally:
             os.close(descriptor)
 
+    def read_part(self, run_id: str, path: str, offset: int, bytes_max: int) -> tuple[bytes, int, int]:
+        place = self._paths.run(run_id).root / path
+        try:
+            with open(place, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                start = max(0, size + offset) if offset < 0 else min(offset, size)
+                file.seek(start)
+                return file.read(min(bytes_max, READ_BYTES_MAX)), start, size
+        except (FileNotFoundError, IsADirectoryError) as fault:
+            raise NotFound("there is no such file", where=str(place), what=str(fault.strerror), fix="ask again once it is written") from fault
+
+    def run_program(self, argv: tuple[str, ...], timeout_seconds: float) -> Finished:
+        try:
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=timeout_seconds)
+        except subprocess.TimeoutExpired as fault:
+            raise OSError(str(fault)) from fault
+        return Finished(status=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+    def prune_releases(self, keep: frozenset[str]) -> tuple[str, ...]:
+        with locked(self._paths.releases / ".lock"):
+            return prune_releases(self._paths, keep)
+
     def _tree(self, kind: TreeKind, digest: str) -> Path:
         return self._paths.root / kind.value / digest
 
@@ -155,10 +206,7 @@ class LocalCourier:
             os.rename(temporary, final)
             sync_folder(final.parent)
         except TreeFault as fault:
-            raise DataDamaged(
-                f"can't stage {kind} on host {self._host}", where=str(fault.path), what=fault.what,
-                fix="let nothing write there while a campaign is staged, then launch again",
-            ) from fault
+            raise damaged_source(kind.value, self._host, fault) from fault
         finally:
             if temporary.exists():
                 discard_tree(temporary)
@@ -190,6 +238,13 @@ class LocalCourier:
             f"can't write {kind} on host {self._host}", where=str(final), what=str(fault),
             fix=f"make {self._paths.root} a directory that this user may write, then launch again",
         )
+
+
+def damaged_source(kind: str, host: str, fault: TreeFault) -> DataDamaged:
+    return DataDamaged(
+        f"can't stage {kind} on host {host}", where=str(fault.path), what=fault.what,
+        fix="let nothing write there while a campaign is staged, then launch again",
+    )
 
 
 def _is_temporary(name: str) -> bool:

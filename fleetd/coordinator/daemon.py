@@ -33,8 +33,9 @@ from fleetd.coordinator.api import SOCKET_PATH_BYTES_MAX, Api, build_status
 from fleetd.coordinator.document import Daemon
 from fleetd.coordinator.jobs import Jobs
 from fleetd.coordinator.loop import Loop
-from fleetd.coordinator.releases import code_digest
+from fleetd.coordinator.releases import Releases, code_digest
 from fleetd.coordinator.sessions import LocalSession, Session
+from fleetd.coordinator.ssh_session import SshSession
 from fleetd.coordinator.tidying import forgotten_campaigns, tidy_state
 from fleetd.files import read_record, write_record
 from fleetd.journal import Journal
@@ -126,6 +127,7 @@ def _serve(paths: StatePaths, journal: Journal, write_report: ReportWriter) -> N
     _check_history(paths, journal)
     owner, started_at = _next_generation(paths, journal), clock.read().now
     code_digest()  # read now: files may be replaced by a newer release while this process runs
+    releases = Releases(paths)
     daemon = Daemon(pid=os.getpid(), id=owner.coordinator_id, generation=owner.generation, started_at=started_at, paths=paths)
     guard = threading.Lock()
 
@@ -135,8 +137,12 @@ def _serve(paths: StatePaths, journal: Journal, write_report: ReportWriter) -> N
         with guard:
             return write_report(paths.campaign(campaign_id), build_status(loop.published, daemon))
 
-    jobs = Jobs(paths, python=sys.executable, write_report=write_now)
-    loop = Loop(journal, owner, python=sys.executable, make_session=_session, run_job=jobs.run, forgotten=forgotten_campaigns(paths))
+    def make_session(plan: HostPlan, owner: Owner) -> Session:
+        kind = LocalSession if plan.is_local else SshSession
+        return kind(plan, owner, stage=releases.stage)
+
+    jobs = Jobs(paths, python=sys.executable, releases=releases, write_report=write_now)
+    loop = Loop(journal, owner, python=sys.executable, make_session=make_session, run_job=jobs.run, forgotten=forgotten_campaigns(paths))
     api = Api(loop, journal, daemon, write_now)
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -169,11 +175,6 @@ def _launches(journal: Journal) -> Iterator[dict[str, Any]]:
     while entries := journal.entries(after=after, limit=ENTRIES_PER_READ):
         yield from (entry for entry in entries if entry.get("kind") == "campaign_launched")
         after = entries[-1]["sequence"]
-
-
-def _session(plan: HostPlan, owner: Owner) -> Session:
-    assert plan.transport == "local", "a launch admits only transports that have a session"
-    return LocalSession(plan, owner)
 
 
 def _make_root(paths: StatePaths) -> None:

@@ -21,8 +21,10 @@ from policies.memory import admit
 
 LAUNCH_WAIT_SECONDS = 15.0
 """How long a launch waits for hosts that have not yet answered, before it is judged by what is known."""
+FIRST_ANSWER_SECONDS = 60.0
+"""How long it waits for a host that has neither answered nor failed: a new one may be at the end of a slow line, with all to be brought to it."""
 RUNS_PER_PLAN_MAX = 64
-TRANSPORTS = ("local",)
+TRANSPORTS = ("local", "ssh")
 
 
 def launch(pen: Pen, request: Request) -> None:
@@ -119,8 +121,8 @@ def _check_plan(pen: Pen, plan: Plan, final_at: datetime, cutoff: datetime) -> N
 
 def _check_known_host(pen: Pen, host: HostPlan) -> None:
     for name, other in needed_hosts(pen.fleet).items():
-        if (name == host.name) != ((other.transport, other.root) == (host.transport, host.root)):
-            what = f"a campaign under way knows {name} as {other.transport}:{other.root}, here {host.name} is {host.transport}:{host.root}"
+        if (name == host.name) != (other.place == host.place):
+            what = f"a campaign under way knows {name} as {other.place}, here {host.name} is {host.place}"
             fix = "use the same name and root for the same machine in both plans"
             raise RequestRefused("two names for one host", where=f"host {host.name}", what=what, fix=fix)
 
@@ -135,15 +137,16 @@ def _hosts_known(pen: Pen, plan: Plan, request: Request) -> bool:
     for sight in sights:
         if sight is not None and sight.facts is None and sight.trouble is not None and sight.trouble["error"] != "HostUnreachable":
             raise from_json(sight.trouble)
-    if (pen.now - request.received_at).total_seconds() < LAUNCH_WAIT_SECONDS:
+    is_trying = any(sight is None or (sight.facts is None and sight.trouble is None) for sight in sights)
+    if (pen.now - request.received_at).total_seconds() < (FIRST_ANSWER_SECONDS if is_trying else LAUNCH_WAIT_SECONDS):
         return False
     silent = [(host, sight) for host, sight in zip(plan.hosts, sights, strict=True) if sight is None or sight.facts is None]
     if len(silent) == len(plan.hosts):
         host, sight = silent[0]
         trouble = sight.trouble if sight is not None and sight.trouble else {}
-        what = f"{trouble['title']}: {trouble['what']}" if trouble else f"no answer in {LAUNCH_WAIT_SECONDS:.0f} s"
+        what = f"{trouble['title']}: {trouble['what']}" if trouble else f"no answer in {FIRST_ANSWER_SECONDS:.0f} s"
         fix = trouble.get("fix", f"see daemon.log and {host.root}/agent.log, then launch again")
-        raise HostUnreachable(f"host {host.name} does not answer", where=f"{host.transport}:{host.root}", what=what, fix=fix)
+        raise HostUnreachable(f"host {host.name} does not answer", where=host.place, what=what, fix=fix)
     return True
 
 

@@ -7,7 +7,6 @@ back to `decide`, its errors too.
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,12 +20,14 @@ from fleetd.coordinator.evaluation import collect_evaluation, judge, prepare_eva
 from fleetd.coordinator.ledger import Act
 from fleetd.coordinator.pipeline import freeze_campaign, select_campaign
 from fleetd.coordinator.registration import register_campaign
-from fleetd.coordinator.releases import code_digest, stage_release
+from fleetd.coordinator.releases import Releases, code_digest
 from fleetd.coordinator.replication import prune_checkpoints, replicate_checkpoint, replicate_logs, replicate_predictions
 from fleetd.coordinator.sessions import Session
 from fleetd.coordinator.shards import read_shard_set
 from fleetd.coordinator.sight import Job
+from fleetd.coordinator.specs import RELEASE, release_key, trainer_python
 from fleetd.coordinator.staging import stage_data
+from fleetd.coordinator.targets import OVER
 from fleetd.coordinator.vault import read_frozen
 from fleetd.files import write_record, write_text
 from fleetd.fleet import Campaign, Fleet
@@ -54,6 +55,7 @@ class Workplace:
     couriers: dict[str, Courier]
     act: Act
     python: str
+    releases: Releases
 
     @property
     def courier(self) -> Courier:
@@ -83,8 +85,8 @@ class Workplace:
 class Jobs:
     """Runs jobs on behalf of the loop; the one place that knows all kinds of them."""
 
-    def __init__(self, state: StatePaths, *, python: str, write_report: WriteReport) -> None:
-        self._state, self._python, self._write_report = state, python, write_report
+    def __init__(self, state: StatePaths, *, python: str, releases: Releases, write_report: WriteReport) -> None:
+        self._state, self._python, self._releases, self._write_report = state, python, releases, write_report
 
     def run(self, job: Job, fleet: Fleet, sessions: dict[str, Session], now: datetime) -> dict[str, Any]:
         reachable = {name for name, host in fleet.hosts.items() if host.reachable}
@@ -92,6 +94,7 @@ class Jobs:
             job=job, fleet=fleet, campaign=fleet.campaigns[job.campaign_id], paths=self._state.campaign(job.campaign_id),
             couriers={name: session.courier for name, session in sessions.items() if name in reachable},
             act=Act(actor=str(job.body.get("actor") or "coordinator"), at=now, code_digest=code_digest()), python=self._python,
+            releases=self._releases,
         )
         if job.kind == "report":
             return self._report(place)
@@ -125,22 +128,19 @@ def _preflight(place: Workplace) -> dict[str, Any]:
     write_record(place.paths.resolved, plan)
     for host in plan.hosts:
         if host.name in place.couriers and any(candidate.task is not None for candidate in plan.candidates):
-            _check_python(host, host.python or place.python)
+            _check_python(host, trainer_python(host, place.python), place.couriers[host.name])
     return {"digests": register_campaign(place.paths, plan, place.act), "rows": _reserved_rows(plan)}
 
 
-def _check_python(host: HostPlan, python: str) -> None:
+def _check_python(host: HostPlan, python: str, courier: Courier) -> None:
     """RequestRefused unless the trainer's interpreter runs and has what our trainer imports."""
     where, fix = f"host {host.name}, python {python}", "name an interpreter that has them as python of the host in the plan"
     try:
-        done = subprocess.run(
-            [python, "-c", _FIND_MODULES, *TRAINER_MODULES], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-            timeout=PYTHON_CHECK_SECONDS_MAX,
-        )
-    except (OSError, subprocess.TimeoutExpired) as fault:
+        done = courier.run_program((python, "-c", _FIND_MODULES, *TRAINER_MODULES), PYTHON_CHECK_SECONDS_MAX)
+    except OSError as fault:
         raise RequestRefused(f"host {host.name} can't run the trainer", where=where, what=str(fault), fix=fix) from fault
-    if done.returncode != 0 or done.stdout.strip():
-        what = f"it lacks {done.stdout.strip()}" if done.returncode == 0 else done.stderr.strip()[-300:] or f"exit status {done.returncode}"
+    if done.status != 0 or done.stdout.strip():
+        what = f"it lacks {done.stdout.strip()}" if done.status == 0 else done.stderr.strip()[-300:] or f"exit status {done.status}"
         raise RequestRefused(f"host {host.name} can't run the trainer", where=where, what=what, fix=fix)
 
 
@@ -155,9 +155,16 @@ def _reserved_rows(plan: Plan) -> dict[str, int]:
 
 
 def _stage(place: Workplace) -> dict[str, Any]:
-    release = stage_release(place.courier)
+    release = place.releases.stage(place.courier)
     stage_data(place.campaign.plan, place.campaign.digests, place.courier)
-    return {"digests": {"release": release}}
+    place.courier.prune_releases(_releases_needed(place.fleet) | {release})
+    return {"digests": {"release": release, release_key(place.courier.host): release}}
+
+
+def _releases_needed(fleet: Fleet) -> frozenset[str]:
+    """Releases that a campaign under way has on any host: its next run there will name one."""
+    going = (campaign for campaign in fleet.campaigns.values() if campaign.stage not in OVER)
+    return frozenset(digest for campaign in going for key, digest in campaign.digests.items() if key.startswith(RELEASE))
 
 
 def _stage_evaluation(place: Workplace) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from fleetd.journal import Journal
 from fleetd.model import Owner
 from fleetd.wire import decode, dumps, encode
 from policies.deadlines import ClockPair, effective_time
-from policies.errors import ExplainedError, HostUnreachable, NoRoom
+from policies.errors import ExplainedError, HostKeyRefused, HostUnreachable, LoginRefused, NoRoom
 from policies.facts import format_moment
 
 TICK_SECONDS = 0.5
@@ -41,7 +41,7 @@ WAIT_SECONDS_MAX = 2.0
 """A tick comes at the latest after this, even if the scheduler is late."""
 WORKERS = 4
 MESSAGE_SECONDS_MAX = 20.0
-PASSING = (HostUnreachable, NoRoom)
+PASSING = (HostUnreachable, HostKeyRefused, LoginRefused, NoRoom)
 """What keeps a job from being done now, and will not for ever."""
 CLOSE_SECONDS_MAX = 3.0
 REPLAY_ENTRIES = 10_000

@@ -1,7 +1,7 @@
 """The road to one host: a session that carries orders to its agent, and the thread that keeps asking it.
 
 A session answers or raises HostUnreachable within the time it was given; a dead or slow host costs its own thread and nobody
-else's. `LocalSession` speaks to an agent on this machine over pipes; the same lines will travel over SSH.
+else's. `LocalSession` speaks to an agent on this machine over pipes; `ssh_session` carries the same lines over SSH.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any, Protocol
 from fleetd import faults, logs
 from fleetd.campaign import HostPlan
 from fleetd.coordinator.couriers import Courier, LocalCourier
-from fleetd.coordinator.releases import stage_release
 from fleetd.logs import LOG_BYTES_MAX
 from fleetd.model import Owner
 from fleetd.paths import HostPaths
@@ -46,7 +45,7 @@ class Session(Protocol):
 class LocalSession:
     """An agent on this machine, started at the first call and again after it died."""
 
-    def __init__(self, plan: HostPlan, owner: Owner, *, stage: Callable[[Courier], str] = stage_release) -> None:
+    def __init__(self, plan: HostPlan, owner: Owner, *, stage: Callable[[Courier], str]) -> None:
         self._plan, self._owner, self._stage = plan, owner, stage
         self.courier: Courier = LocalCourier(plan.name, Path(plan.root), plan.agent_python)
         self._process: subprocess.Popen[bytes] | None = None
@@ -80,15 +79,15 @@ class LocalSession:
         self._end()
         release = self._stage(self.courier)
         root = Path(self._plan.root)
-        environment = {**os.environ, "PYTHONPATH": str(HostPaths(root).releases / release), "PYTHONUNBUFFERED": "1"}
-        argv = [self._plan.agent_python or sys.executable, "-m", "fleetd.host.agent", str(root)]
+        door = HostPaths(root).releases / release / "fleetd" / "host" / "__main__.py"
+        argv = [self._plan.agent_python or sys.executable, "-I", str(door), "agent", str(root)]
         self._turn_log(root / "agent.log")
         faults.before("agent.log")
         errors = open(root / "agent.log", "ab")  # noqa: SIM115 - the child inherits it, closed right after
         try:
             # A session of its own: an interrupt at the coordinator's terminal is no order to the agent.
             self._process = subprocess.Popen(
-                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=root, env=environment, start_new_session=True,
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=root, start_new_session=True,
             )
         except OSError as fault:
             raise self._unreachable("start of the agent", str(fault)) from fault

@@ -18,6 +18,8 @@ from policies.facts import RunKind, Split, Want
 
 EVALUATE_PREFIX = "evaluate-"
 SELECTED, BASE = "selected", "base"
+RELEASE = "release"
+SSH_PYTHON = "python3"
 
 
 def candidate_of(campaign: Campaign, run: Run) -> CandidatePlan:
@@ -31,6 +33,16 @@ def host_plan(campaign: Campaign, name: str) -> HostPlan:
 
 def role(campaign: Campaign, split: Split) -> DataRole | None:
     return next((each for each in campaign.plan.data if each.split == split), None)
+
+
+def release_key(host: str) -> str:
+    """Under which digest-key a campaign remembers the release of one host: another architecture has another one."""
+    return f"{RELEASE}:{host}"
+
+
+def trainer_python(host: HostPlan, own: str) -> str:
+    """The interpreter of our trainer on this host; `own` is the coordinator's, which no other machine has."""
+    return host.python or (own if host.is_local else SSH_PYTHON)
 
 
 def split_of(run: Run) -> Split:
@@ -49,14 +61,15 @@ def build_spec(campaign: Campaign, run: Run, host: HostPlan, *, owner: Owner, py
     """The order to place `run` on `host` now."""
     deadline = DeadlineTerms(final_at=campaign.final_at, cutoff_at=campaign.cutoff_at)
     caps = _caps(campaign, run, floor_bytes=host.floor_bytes)
-    release = campaign.digests["release"]
+    release = campaign.digests.get(release_key(host.name)) or campaign.digests[RELEASE]
     ours = _our_environment(host, release)
-    interpreter = host.python or python
+    interpreter = trainer_python(host, python)
     if run.kind is RunKind.EVALUATE:
         return RunSpec(
             run_id=run.run_id, campaign_id=campaign.campaign_id, candidate=run.candidate, kind=run.kind, owner=owner, created_at=now,
             argv=(interpreter, "-m", "trainer", "evaluate"), environment=ours, release_digest=release, caps=caps,
-            deadline=DeadlineTerms(final_at=campaign.final_at, cutoff_at=campaign.final_at), digests=_digests(campaign, split_of(run)),
+            deadline=DeadlineTerms(final_at=campaign.final_at, cutoff_at=campaign.final_at),
+            digests={**_digests(campaign, split_of(run)), RELEASE: release},
         )
     candidate = candidate_of(campaign, run)
     contract = candidate.command is None
@@ -66,7 +79,7 @@ def build_spec(campaign: Campaign, run: Run, host: HostPlan, *, owner: Owner, py
         argv=argv, environment={**ours, **candidate.environment} if contract else dict(candidate.environment),
         working_directory=candidate.working_directory, signal=candidate.signal, contract=contract, release_digest=release, caps=caps,
         deadline=deadline, stop=candidate.stop, restarts=candidate.restarts, stall=candidate.stall, on_reboot=candidate.on_reboot,
-        digests=_digests(campaign, Split.VALIDATION),
+        digests={**_digests(campaign, Split.VALIDATION), RELEASE: release},
     )
 
 
@@ -122,7 +135,7 @@ def _caps(campaign: Campaign, run: Run, *, floor_bytes: int) -> Caps:
 
 
 def _digests(campaign: Campaign, scored: Split) -> dict[str, str]:
-    return {name: campaign.digests[name] for name in (Split.TRAIN.value, scored.value, "release") if name in campaign.digests}
+    return {name: campaign.digests[name] for name in (Split.TRAIN.value, scored.value) if name in campaign.digests}
 
 
 def _our_environment(host: HostPlan, release: str) -> dict[str, str]:

@@ -66,9 +66,7 @@ def copy_tree(source: Path, entries: Iterable[FileEntry], destination: Path, *, 
 
 def write_manifest(folder: Path, entries: tuple[FileEntry, ...], *, source: Path | None = None, private: bool = False) -> None:
     """Put `manifest.json` into a copied tree: the source's own, byte for byte, where it has one of the same digest."""
-    data = (json.dumps(manifest_body(entries), sort_keys=True, indent=1) + "\n").encode()
-    if source is not None and _digest_said(source) == directory_digest(entries):
-        data = (source / MANIFEST_NAME).read_bytes()
+    data = manifest_bytes(entries, source)
     faults.before("tree manifest")
     descriptor = os.open(folder / MANIFEST_NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644)
     with os.fdopen(descriptor, "wb") as file:
@@ -77,6 +75,13 @@ def write_manifest(folder: Path, entries: tuple[FileEntry, ...], *, source: Path
         os.fsync(file.fileno())
     sync_folder(folder)
     faults.after("tree complete")
+
+
+def manifest_bytes(entries: tuple[FileEntry, ...], source: Path | None = None) -> bytes:
+    """The bytes of `manifest.json` for these files: the source's own where it has one of the same digest."""
+    if source is not None and _digest_said(source) == directory_digest(entries):
+        return (source / MANIFEST_NAME).read_bytes()
+    return (json.dumps(manifest_body(entries), sort_keys=True, indent=1) + "\n").encode()
 
 
 def read_manifest(folder: Path) -> tuple[FileEntry, ...]:

@@ -1,4 +1,4 @@
-"""The far end of the coordinator's one channel to a host: `python -m fleetd.host.agent ROOT`. JSON lines in, JSON lines out.
+"""The far end of the coordinator's one channel to a host: `<release>/fleetd/host agent ROOT`. JSON lines in, JSON lines out.
 
 It holds no state, watches nothing and signals nobody: it writes orders into run directories, reads what is there, and starts
 supervisors that are missing. It ends when its standard input does, and everything on the host goes on.
@@ -25,6 +25,7 @@ from fleetd.host.processes import boot_id
 from fleetd.host.reports import Reports
 from fleetd.model import CapPart, CutoffOrder, HostFacts, Owner, RunSpec, WantOrder
 from fleetd.paths import HostPaths
+from fleetd.release_use import prune_releases
 from fleetd.wire import LINE_BYTES_MAX, PROTOCOL, WireError, decode, dumps, encode, loads
 from policies.errors import ExplainedError, NotFound, RequestRefused
 from policies.facts import CapGrade, format_moment
@@ -32,6 +33,7 @@ from policies.facts import CapGrade, format_moment
 POLL_LOOK_SECONDS = 0.1
 POLL_WAIT_SECONDS_MAX = 60.0
 READ_BYTES = 256 * 1024
+SILENCE_SECONDS_MAX = 600.0
 
 
 @dataclass
@@ -52,14 +54,19 @@ class Agent:
         self._cgroup_part: CapPart | None = None
 
     def serve(self, source: int) -> None:
-        """Answer until `source` ends. While a poll waits, other orders are answered at once."""
-        while True:
-            timeout = POLL_LOOK_SECONDS if self._polls else None
+        """Answer until `source` ends. While a poll waits, other orders are answered at once.
+
+        A coordinator that says nothing for long is gone, even where the network never said so; a living one starts another agent.
+        """
+        heard_seconds = time.monotonic()
+        while time.monotonic() - heard_seconds < SILENCE_SECONDS_MAX:
+            timeout = POLL_LOOK_SECONDS if self._polls else SILENCE_SECONDS_MAX
             if select.select([source], [], [], timeout)[0]:
                 data = os.read(source, READ_BYTES)
                 if not data:
                     return
                 self._take(data)
+                heard_seconds = time.monotonic()
             self._answer_polls()
 
     def _take(self, data: bytes) -> None:
@@ -110,6 +117,9 @@ class Agent:
             return self._poll(number, body)
         if order in ("has", "verify"):
             return self._staged(order, body)
+        if order == "prune":
+            keep = [reading.safe_name(digest, "digest") for digest in body.get("keep", ())]
+            return {"removed": list(prune_releases(self.paths, keep))}
         run_id = reading.safe_name(body.get("run_id"), "run id")
         if not self.paths.run(run_id).order.exists():
             where = str(self.paths.run(run_id).root)
@@ -227,7 +237,7 @@ def _object(request: dict[str, Any], name: str) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
-        print("usage: python -m fleetd.host.agent ROOT", file=sys.stderr)
+        print("usage: fleetd/host/__main__.py agent ROOT", file=sys.stderr)
         return 2
     # The protocol has standard output for itself: whatever prints goes to standard error from here on.
     output = os.dup(1)

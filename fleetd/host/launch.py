@@ -11,7 +11,6 @@ from typing import NoReturn
 import fleetd
 from fleetd import faults
 from fleetd.host.rundir import read_spec
-from fleetd.model import RunSpec
 from fleetd.paths import HostPaths, RunPaths
 from policies.facts import ENV_MEMORY_CAP_BYTES, ENV_RESUME, ENV_RUN_DIR, ENV_RUN_ID, ENV_TRAIN_CUTOFF, ENV_TREE_TOKEN
 
@@ -26,15 +25,19 @@ def release_folder(root: Path, digest: str) -> Path:
     return staged if digest and staged.is_dir() else Path(fleetd.__file__).resolve().parent.parent
 
 
-def program_argv(module: str, *arguments: str) -> tuple[str, ...]:
-    """`sys.executable -m fleetd.host.<module> ...`."""
-    return (sys.executable, "-m", f"fleetd.host.{module}", *arguments)
+def program_argv(release: Path, module: str, *arguments: str) -> tuple[str, ...]:
+    """`python3 -I <release>/fleetd/host/__main__.py MODULE ...`; a release from before that door existed is entered as it was then."""
+    door = release / "fleetd" / "host" / "__main__.py"
+    if not door.exists():
+        return (sys.executable, "-m", f"fleetd.host.{module}", *arguments)
+    return (sys.executable, "-I", str(door), module, *arguments)
 
 
-def program_environment(root: Path, spec: RunSpec) -> dict[str, str]:
-    """Our own environment with PYTHONPATH = the release, without a tree token: for supervisors and shims."""
-    environment = {name: value for name, value in os.environ.items() if name not in CONTRACT_VARIABLES}
-    return {**environment, "PYTHONPATH": str(release_folder(root, spec.release_digest))}
+def program_environment(release: Path) -> dict[str, str]:
+    """Our own environment without a tree token, for supervisors and shims. The release is on the path only where it asks for that."""
+    environment = {name: value for name, value in os.environ.items() if name not in (*CONTRACT_VARIABLES, "PYTHONPATH")}
+    door = release / "fleetd" / "host" / "__main__.py"
+    return environment if door.exists() else {**environment, "PYTHONPATH": str(release)}
 
 
 def start_supervisor(run_dir: Path) -> int:
@@ -44,8 +47,8 @@ def start_supervisor(run_dir: Path) -> int:
     """
     run_dir = run_dir.resolve()
     paths = RunPaths(run_dir)
-    environment = program_environment(run_dir.parent.parent, read_spec(paths))
-    return start_detached(program_argv("supervisor", str(run_dir)), environment, paths.supervisor_log)
+    release = release_folder(run_dir.parent.parent, read_spec(paths).release_digest)
+    return start_detached(program_argv(release, "supervisor", str(run_dir)), program_environment(release), paths.supervisor_log)
 
 
 def start_detached(argv: tuple[str, ...], environment: dict[str, str], output: Path) -> int:

@@ -1,7 +1,7 @@
-"""The tiny parent of one trainer: `python -m fleetd.host.shim RUN_DIR ATTEMPT`.
+"""The tiny parent of one trainer: `<release>/fleetd/host shim RUN_DIR ATTEMPT`.
 
 The supervisor makes attempts/NNNN (`rundir.create_attempt`) and starts this program as its direct child, in its own session,
-with `launch.program_argv("shim", run_dir, attempt)` and `launch.program_environment(...)`. The shim takes trainer.lock, refuses
+with `launch.program_argv(release, "shim", run_dir, attempt)` and `launch.program_environment(...)`. The shim takes trainer.lock, refuses
 (exit 3) unless its attempt is the newest, unstarted and wanted, chooses what to resume from (`rundir.choose_resume`), writes
 attempt.json, lets the trainer exec, waits, writes exit.json, and leaves when the tree is empty.
 
@@ -58,7 +58,7 @@ class StartRefused(Exception):
 
 def main(arguments: list[str]) -> int:
     if len(arguments) != 2 or not arguments[1].isdigit():
-        sys.stderr.write("usage: python -m fleetd.host.shim RUN_DIR ATTEMPT\n")
+        sys.stderr.write("usage: fleetd/host/__main__.py shim RUN_DIR ATTEMPT\n")
         return EXIT_USAGE
     paths, attempt = RunPaths(Path(arguments[0]).resolve()), int(arguments[1])
     if not paths.attempt(attempt).root.is_dir():

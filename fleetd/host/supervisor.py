@@ -1,4 +1,4 @@
-"""The small process that watches one run: `python -m fleetd.host.supervisor RUN_DIR`. Detached, no network, one thread.
+"""The small process that watches one run: `<release>/fleetd/host supervisor RUN_DIR`. Detached, no network, one thread.
 
 Each tick: read both clocks once, look (`observe`), fold what the trainer logged, decide (`decide`, pure), act, write it down,
 show it (`notices`). Signals for cap, deadline and stop are sent before anything touches the disk; a start needs the durable record
@@ -274,10 +274,10 @@ class Supervisor:
             number = self.history.attempt if is_made else rundir.create_attempt(self.paths)
             self.history = attempt_started(self.history, number)
             self.spool.write(self.history)
-            root = self.paths.root.parent.parent
+            release = launch.release_folder(self.paths.root.parent.parent, self.spec.release_digest)
             with open(self.paths.supervisor_log, "ab") as log:
                 shim = subprocess.Popen(
-                    launch.program_argv("shim", str(self.paths.root), str(number)), env=launch.program_environment(root, self.spec),
+                    launch.program_argv(release, "shim", str(self.paths.root), str(number)), env=launch.program_environment(release),
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/",
                 )
         except OSError as fault:
@@ -328,7 +328,7 @@ def _pair(moment: Moment) -> ClockPair:
 def main(arguments: list[str]) -> int:
     """0 when the run is settled, or when another supervisor has it."""
     if len(arguments) != 1:
-        print("usage: python -m fleetd.host.supervisor RUN_DIR", file=sys.stderr)
+        print("usage: fleetd/host/__main__.py supervisor RUN_DIR", file=sys.stderr)
         return 2
     paths = RunPaths(Path(arguments[0]).resolve())
     lock = rundir.try_lock(paths.lock)

@@ -26,6 +26,7 @@ LABEL_WIDTH = 14
 KEY_WIDTH_MAX = 44
 SHOWN_CHARACTERS_MAX = 60
 OWN_PYTHON = line("the coordinator's own Python")
+HOST_PYTHON = line("the host's python3")
 
 
 def render_check(loaded: LoadedPlan, now: datetime, *, width: int = 100) -> list[Line]:
@@ -89,10 +90,15 @@ def _when(loaded: LoadedPlan, now: datetime) -> list[tuple[str, list[Line]]]:
 def _host(loaded: LoadedPlan, host: HostPlan) -> list[tuple[str, list[Line]]]:
     prefix = f"hosts.{host.name}"
     pythons = [line(f"{key} {value}") for key, value in (("python", host.python), ("agent_python", host.agent_python)) if value]
+    pythons = pythons or [OWN_PYTHON if host.is_local else HOST_PYTHON]
     return [
-        (host.name, [line(host.transport), line(f"root {host.root}"), _origin(loaded, f"{prefix}.root"), *(pythons or [OWN_PYTHON])]),
+        (host.name, [line(_reach(host)), line(f"root {host.root}"), _origin(loaded, f"{prefix}.root"), *pythons]),
         ("", [line(_memory(loaded, host)), _origin(loaded, f"{prefix}.capacity")]),
     ]
+
+
+def _reach(host: HostPlan) -> str:
+    return host.transport if host.is_local else host.place.removesuffix(f":{host.root}").replace(":", " ", 1)
 
 
 def _memory(loaded: LoadedPlan, host: HostPlan) -> str:

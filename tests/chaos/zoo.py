@@ -14,10 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 
 ROLES = ("coordinator", "agent", "supervisor", "shim", "newborn", "trainer")
-_MODULES = {
-    b"fleetd.coordinator.daemon": "coordinator", b"fleetd.host.agent": "agent", b"fleetd.host.supervisor": "supervisor",
-    b"fleetd.host.shim": "shim", b"trainer": "trainer",
-}
+_MODULES = {b"fleetd.coordinator.daemon": "coordinator", b"trainer": "trainer"}
+_DOOR = b"/fleetd/host/__main__.py"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +34,8 @@ def look_at(pid: int, root: bytes) -> Animal | None:
     try:
         fields = _stat(pid)
         words = _read(pid, "cmdline").split(b"\0")
-        module = next((after for word, after in pairwise(words) if word == b"-m"), b"")
-        if fields[0] in "ZXx" or module not in _MODULES:
+        role, subject = _role(words)
+        if fields[0] in "ZXx" or not role:
             return None
         entries = _read(pid, "environ").split(b"\0")
         if not any(root in word for word in (*words, *entries)) or _stat(pid)[19] != fields[19]:
@@ -45,14 +43,22 @@ def look_at(pid: int, root: bytes) -> Animal | None:
     except (OSError, IndexError):
         return None
     values = dict(entry.partition(b"=")[::2] for entry in entries)
-    role, run = _MODULES[module], ""
-    if role in ("supervisor", "shim"):
-        run = Path(os.fsdecode(words[words.index(b"-m") + 2])).name
-    elif role == "trainer":
+    run = Path(os.fsdecode(subject)).name if role in ("supervisor", "shim") else ""
+    if role == "trainer":
         run = os.fsdecode(values.get(b"FLEETD_RUN_ID", b""))
         if not run or int(fields[3]) != pid:
             return None
     return Animal(pid=pid, start_ticks=int(fields[19]), role=role, run=run, parent=int(fields[1]))
+
+
+def _role(words: list[bytes]) -> tuple[str, bytes]:
+    """The role that a command line speaks of, and what it is about; ("", b"") for a stranger's."""
+    for index, (word, after) in enumerate(pairwise(words)):
+        if word.endswith(_DOOR):
+            return os.fsdecode(after), next(iter(words[index + 2:]), b"")
+        if word == b"-m" and after in _MODULES:
+            return _MODULES[after], b""
+    return "", b""
 
 
 def animals(root: Path) -> list[Animal]:

@@ -10,22 +10,26 @@ from pathlib import Path
 import pytest
 
 from fleetd.coordinator.couriers import LocalCourier, TreeKind
-from fleetd.coordinator.releases import code_digest, installation, release_entries, stage_release
+from fleetd.coordinator.releases import Releases, code_digest, code_files, installation
+from fleetd.paths import StatePaths
 from policies.errors import RequestRefused
-from policies.manifest import directory_digest
+
+
+def stage_release(courier: LocalCourier, place: Path) -> str:
+    return Releases(StatePaths(place / "state")).stage(courier)
 
 
 def test_a_release_holds_policies_vocabulary_host_and_trainer_and_nothing_of_the_coordinator() -> None:
-    paths = [entry.path for entry in release_entries(installation())]
+    paths = list(code_files(installation()))
     for needed in ("policies/facts.py", "fleetd/__init__.py", "fleetd/model.py", "fleetd/paths.py", "fleetd/host/__init__.py", "trainer/__init__.py"):
         assert needed in paths
-    assert not [path for path in paths if path.startswith(("fleetd/coordinator", "fleetd/screens")) or path == "fleetd/plan.py"]
+    assert not [path for path in paths if path.startswith(("fleetd/coordinator", "fleetd/screens", "fleetd/plan"))]
     assert all(path.endswith(".py") for path in paths)
 
 
 def test_a_staged_release_is_compiled_and_its_vocabulary_imports_from_there_alone(quick_path: Path) -> None:
     courier = LocalCourier("gx10", quick_path / "root")
-    digest = stage_release(courier)
+    digest = stage_release(courier, quick_path)
     folder = Path(courier.tree_path(TreeKind.RELEASES, digest))
     assert list(folder.rglob("__pycache__/*.pyc"))
     script = "import fleetd, fleetd.model, fleetd.files, policies.facts; print(fleetd.__file__, fleetd.files.sync_folder.__code__.co_filename)"
@@ -36,11 +40,11 @@ def test_a_staged_release_is_compiled_and_its_vocabulary_imports_from_there_alon
 
 def test_byte_code_changes_no_digest_and_a_second_staging_copies_nothing(quick_path: Path) -> None:
     courier = LocalCourier("gx10", quick_path / "root")
-    digest = stage_release(courier)
+    digest = stage_release(courier, quick_path)
     assert courier.tree_fault(TreeKind.RELEASES, digest) is None
     folder = Path(courier.tree_path(TreeKind.RELEASES, digest))
     before = {path: path.stat().st_ino for path in folder.rglob("*")}
-    assert stage_release(courier) == digest
+    assert stage_release(courier, quick_path) == digest
     assert {path: path.stat().st_ino for path in folder.rglob("*")} == before
     assert os.listdir(quick_path / "root" / "releases").count(digest) == 1
 
@@ -49,9 +53,9 @@ def test_one_changed_byte_of_code_is_another_release(quick_path: Path) -> None:
     for name in ("policies", "fleetd/host", "trainer"):
         (quick_path / name).mkdir(parents=True)
         (quick_path / name / "a.py").write_text("x = 1\n")
-    before = directory_digest(release_entries(quick_path))
+    before = code_files(quick_path)
     (quick_path / "trainer" / "a.py").write_text("x = 2\n")
-    assert directory_digest(release_entries(quick_path)) != before
+    assert code_files(quick_path) != before
     assert len(code_digest()) == 64
 
 
@@ -59,6 +63,6 @@ def test_one_changed_byte_of_code_is_another_release(quick_path: Path) -> None:
 def test_a_host_whose_python_cannot_read_the_release_is_refused_and_keeps_no_half_of_it(quick_path: Path, python: str) -> None:
     courier = LocalCourier("gx10", quick_path / "root", python)
     with pytest.raises(RequestRefused) as caught:
-        stage_release(courier)
+        stage_release(courier, quick_path)
     assert python in caught.value.where
     assert os.listdir(quick_path / "root" / "releases") == [".lock"]

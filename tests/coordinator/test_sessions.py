@@ -26,7 +26,7 @@ PROGRAM = """
         def answer(body, **changes):
             print(json.dumps({"id": asked["id"], "ok": True, "body": body, **changes}), flush=True)
         order = asked["order"]
-        if order == "pid": answer({"pid": os.getpid(), "owner": asked["owner"], "path": os.environ["PYTHONPATH"]})
+        if order == "pid": answer({"pid": os.getpid(), "owner": asked["owner"], "argv": sys.argv, "isolated": sys.flags.isolated})
         elif order == "stall": time.sleep(60)
         elif order == "die": print("the last words", file=sys.stderr); os._exit(3)
         elif order == "lie": answer({}, id=999)
@@ -48,9 +48,7 @@ FACTS = (
 def make_session(tmp_path: Path) -> Iterator[Callable[[], LocalSession]]:
     package = tmp_path / "releases" / "scripted" / "fleetd" / "host"
     package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package.parent / "__init__.py").touch()
-    (package / "agent.py").write_text(f"FACTS = {FACTS}\n{textwrap.dedent(PROGRAM)}")
+    (package / "__main__.py").write_text(f"FACTS = {FACTS}\n{textwrap.dedent(PROGRAM)}")
     made: list[LocalSession] = []
 
     def make() -> LocalSession:
@@ -67,7 +65,8 @@ def test_a_call_carries_owner_and_body_and_starts_the_staged_release(make_sessio
     answer = session.call("pid", {}, 10.0)
 
     assert answer["owner"] == {"coordinator_id": "c0ffee", "generation": 3}
-    assert answer["path"] == str(tmp_path / "releases" / "scripted")
+    assert answer["argv"] == [str(tmp_path / "releases" / "scripted" / "fleetd" / "host" / "__main__.py"), "agent", str(tmp_path)]
+    assert answer["isolated"] == 1
     assert session.call("pid", {}, 10.0)["pid"] == answer["pid"], "one agent serves many calls"
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from campaign_kit import ACT, CAMPAIGN, small_campaign
 
 from fleetd.coordinator.jobs import Jobs
+from fleetd.coordinator.releases import Releases
 from fleetd.coordinator.replication import replicate_checkpoint
 from fleetd.coordinator.sight import Job
 from fleetd.coordinator.tidying import tidy_state
@@ -54,7 +55,8 @@ def test_a_copy_that_was_removed_before_a_crash_could_tell_it_is_told_by_the_nex
         runs=(run.run_id,),
     )
     fleet = Fleet(campaigns={CAMPAIGN: campaign}, runs={run.run_id: replace(run, checkpoints=copies)})
-    jobs = Jobs(StatePaths(small.paths.root.parent.parent), python=sys.executable, write_report=lambda _: (tmp_path, tmp_path))
+    state = StatePaths(small.paths.root.parent.parent)
+    jobs = Jobs(state, python=sys.executable, releases=Releases(state), write_report=lambda _: (tmp_path, tmp_path))
 
     done = jobs.run(Job(key="prune", kind="prune", campaign_id=CAMPAIGN, body={"keep": keep}), fleet, {}, ACT.at)
 

@@ -61,9 +61,10 @@ def python(code: str, *arguments: str) -> tuple[str, ...]:
 
 def start_shim(paths: RunPaths, attempt: int = 1, *, before: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
     """`before`: a command that ends in exec of the rest."""
+    release = launch.release_folder(paths.root.parent.parent, rundir.read_spec(paths).release_digest)
     return subprocess.Popen(
-        (*before, *launch.program_argv("shim", str(paths.root), str(attempt))), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, env=launch.program_environment(paths.root.parent.parent, rundir.read_spec(paths)), start_new_session=True,
+        (*before, *launch.program_argv(release, "shim", str(paths.root), str(attempt))), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, env=launch.program_environment(release), start_new_session=True,
     )
 
 

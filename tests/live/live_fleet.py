@@ -132,7 +132,7 @@ class Fleet:
         if any("daemon" in words_of(process) for process in self.processes()):
             self("stop", "--all", "--now", expect=None)
             end = time.monotonic() + CLOSE_SECONDS_MAX
-            while time.monotonic() < end and any("host.shim" in words_of(process) for process in self.processes()):
+            while time.monotonic() < end and any("/fleetd/host/__main__.py shim" in words_of(process) for process in self.processes()):
                 time.sleep(0.2)
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):

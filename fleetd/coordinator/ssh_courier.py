@@ -1,0 +1,224 @@
+"""The courier of a host that is reached over SSH: the promises of `LocalCourier`, over channels of the session's connection.
+
+Trees go out through a porter, which writes, verifies and renames; files of a run come back through an agent of the courier's own, so that
+a long digest never keeps the session's agent from answering. Meant for what control needs; bulk has a road of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import threading
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from fleetd import faults
+from fleetd.coordinator.couriers import READ_BYTES_MAX, Finished, TreeKind, damaged_source
+from fleetd.coordinator.ssh_road import AgentLine, SshRoad, start_agent
+from fleetd.coordinator.trees import TreeFault, manifest_bytes
+from fleetd.files import COPY_CHUNK_BYTES, sync_folder
+from fleetd.wire import decode
+from policies.errors import ExplainedError, HostUnreachable, NotFound, RequestRefused
+from policies.manifest import MANIFEST_NAME, FileEntry, directory_digest
+
+CALL_SECONDS_MAX = 60.0
+SILENCE_SECONDS_MAX = 60.0
+"""So long may a host take no bytes and say nothing while a tree is sent, or be reading what it has."""
+VERIFY_SECONDS_MAX = 1800.0
+"""A host reads its whole copy: 100 GB at 60 MB/s. A host that died meanwhile is noticed by its session."""
+IDLE_LINES_MAX = 2
+
+
+class SshCourier:
+    """Safe to use from many threads: each call has a channel of its own while it lasts."""
+
+    def __init__(self, road: SshRoad) -> None:
+        self._road = road
+        self.release = ""
+        """The release that the session has put in place; agents are started from it."""
+        self._idle: list[AgentLine] = []
+        self._guard = threading.Lock()
+
+    @property
+    def host(self) -> str:
+        return self._road.plan.name
+
+    @property
+    def machine(self) -> str:
+        if self._road.facts is None:
+            raise self._road.unreachable("it has not answered yet")
+        return self._road.facts.machine
+
+    def tree_path(self, kind: TreeKind, digest: str) -> str:
+        return f"{self._road.plan.root}/{kind.value}/{digest}"
+
+    def has_tree(self, kind: TreeKind, digest: str) -> bool:
+        return bool(self._ask("has", {"kind": kind.value, "digest": digest})["present"])
+
+    def tree_fault(self, kind: TreeKind, digest: str) -> str | None:
+        answer = self._ask("verify", {"kind": kind.value, "digest": digest}, VERIFY_SECONDS_MAX)
+        return None if answer["ok"] else str(answer["what"])
+
+    def put_tree(self, kind: TreeKind, digest: str, source: Path, entries: tuple[FileEntry, ...]) -> bool:
+        assert directory_digest(entries) == digest, "a tree is named by its digest"
+        files = [[entry.path, entry.bytes, entry.sha256] for entry in entries]
+        tree = {"kind": kind.value, "digest": digest}
+        with closing(self._road.porter(time.monotonic() + CALL_SECONDS_MAX)) as porter:
+            if porter.ask({"do": "has", "files": files, **tree}, time.monotonic() + VERIFY_SECONDS_MAX)["present"]:
+                return False
+            manifest = manifest_bytes(entries, source)
+            listed = [*files, [MANIFEST_NAME, len(manifest), hashlib.sha256(manifest).hexdigest()]]
+            is_small = kind is TreeKind.RELEASES
+            porter.ask({"do": "put", "files": listed, "zipped": is_small, **tree}, time.monotonic() + CALL_SECONDS_MAX)
+            faults.before(f"{kind.value} in place")
+            stream = _stream(source, entries, manifest)
+            try:
+                porter.send(_zipped(stream) if is_small else stream, SILENCE_SECONDS_MAX)
+            except TreeFault as fault:
+                raise damaged_source(kind.value, self.host, fault) from fault
+        return True
+
+    def look(self, run_id: str, path: str) -> tuple[FileEntry, ...]:
+        try:
+            answer = self._ask("digest", {"run_id": run_id, "path": path}, VERIFY_SECONDS_MAX)
+        except NotFound:
+            return ()
+        found = tuple(decode(FileEntry, each) for each in answer["entries"])
+        return tuple(entry for entry in found if not any(part.startswith(".") for part in entry.path.split("/")))
+
+    def fetch_tree(self, run_id: str, path: str, destination: Path, entries: tuple[FileEntry, ...]) -> None:
+        os.mkdir(destination, 0o755)
+        folders = {destination}
+        for entry in entries:
+            target = destination / entry.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            folders.update(each for each in target.parents if each.is_relative_to(destination))
+            self._fetch(run_id, f"{path}/{entry.path}", target, entry)
+        for folder in sorted(folders, reverse=True):
+            sync_folder(folder)
+
+    def read_tail(self, run_id: str, path: str, offset: int, bytes_max: int) -> bytes:
+        try:
+            return self.read_part(run_id, path, offset, bytes_max)[0]
+        except NotFound:
+            return b""
+
+    def read_part(self, run_id: str, path: str, offset: int, bytes_max: int) -> tuple[bytes, int, int]:
+        body = {"run_id": run_id, "path": path, "offset": offset, "bytes_max": min(bytes_max, READ_BYTES_MAX)}
+        answer = self._ask("read", body)
+        data = base64.b64decode(answer["data"])
+        return data, int(answer["next"]) - len(data), int(answer["size"])
+
+    def run_program(self, argv: tuple[str, ...], timeout_seconds: float) -> Finished:
+        with closing(self._road.porter(time.monotonic() + CALL_SECONDS_MAX)) as porter:
+            request = {"do": "run", "argv": list(argv), "seconds": timeout_seconds}
+            try:
+                answer = porter.ask(request, time.monotonic() + timeout_seconds + CALL_SECONDS_MAX)
+            except RequestRefused as fault:
+                raise OSError(fault.what) from fault
+        return Finished(status=int(answer["status"]), stdout=str(answer["stdout"]), stderr=str(answer["stderr"]))
+
+    def prune_releases(self, keep: frozenset[str]) -> tuple[str, ...]:
+        return tuple(self._ask("prune", {"keep": sorted(keep)})["removed"])
+
+    def close(self) -> None:
+        with self._guard:
+            idle, self._idle = self._idle, []
+        for line in idle:
+            line.close()
+
+    def _fetch(self, run_id: str, path: str, target: Path, entry: FileEntry) -> None:
+        digest, size = hashlib.sha256(), 0
+        faults.before("tree file")
+        with open(target, "xb") as file:
+            while size < entry.bytes:
+                try:
+                    data, _, _ = self.read_part(run_id, path, size, min(READ_BYTES_MAX, entry.bytes - size))
+                except NotFound as fault:
+                    raise TreeFault(target, fault.what) from fault
+                if not data:
+                    break
+                digest.update(data)
+                size += len(data)
+                file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if size != entry.bytes or digest.hexdigest() != entry.sha256:
+            what = f"it changed: SHA-256 {digest.hexdigest()} in {size} bytes, expected {entry.sha256} in {entry.bytes}"
+            raise TreeFault(Path(path), what)
+
+    def _ask(self, order: str, body: dict[str, Any], seconds: float = CALL_SECONDS_MAX) -> dict[str, Any]:
+        with self._line() as line:
+            return line.ask(order, body, time.monotonic() + seconds)
+
+    @contextmanager
+    def _line(self) -> Iterator[AgentLine]:
+        """An agent for one call, kept for the next one when the call ends well."""
+        line = self._idle_line() or self._new_line()
+        try:
+            yield line
+        except HostUnreachable:
+            raise
+        except ExplainedError:  # the agent answered, and is good for more
+            self._keep(line)
+            raise
+        else:
+            self._keep(line)
+            return
+        finally:
+            if line not in self._idle:
+                line.close()
+
+    def _keep(self, line: AgentLine) -> None:
+        with self._guard:
+            if len(self._idle) < IDLE_LINES_MAX and self._road.is_open:
+                self._idle.append(line)
+
+    def _idle_line(self) -> AgentLine | None:
+        while True:
+            with self._guard:
+                if not self._idle:
+                    return None
+                line = self._idle.pop()
+            if not line.lines.channel.closed and not line.lines.has_answer():
+                return line
+            line.close()
+
+    def _new_line(self) -> AgentLine:
+        if not self.release:
+            raise self._road.unreachable("its release is not in place yet")
+        until_seconds = time.monotonic() + CALL_SECONDS_MAX
+        return start_agent(self._road, self._road.porter(until_seconds), self.release, until_seconds)
+
+
+def _stream(source: Path, entries: tuple[FileEntry, ...], manifest: bytes) -> Iterator[bytes]:
+    """The bytes of every file, one after the other. TreeFault when a file is not what its entry says: nothing wrong is ever completed."""
+    for entry in entries:
+        digest, size = hashlib.sha256(), 0
+        try:
+            descriptor = os.open(source / entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as fault:
+            raise TreeFault(source / entry.path, f"can't be read: {fault.strerror}") from fault
+        with os.fdopen(descriptor, "rb") as file:
+            while part := file.read(COPY_CHUNK_BYTES):
+                digest.update(part)
+                size += len(part)
+                if size > entry.bytes:
+                    break
+                yield part
+        if size != entry.bytes or digest.hexdigest() != entry.sha256:
+            raise TreeFault(source / entry.path, f"it changed: SHA-256 {digest.hexdigest()}, expected {entry.sha256}")
+    yield manifest
+
+
+def _zipped(parts: Iterable[bytes]) -> Iterator[bytes]:
+    machine = zlib.compressobj()
+    for part in parts:
+        if data := machine.compress(part):
+            yield data
+    yield machine.flush()

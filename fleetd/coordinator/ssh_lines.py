@@ -1,0 +1,140 @@
+"""Lines over one SSH channel: written whole, read whole, each within a moment of the monotonic clock. Also the way into a login shell.
+
+    login shell (any)  ◄── "exec /bin/sh"      whatever its start-up files print comes before our marker and is dropped
+    sh                 ◄── script              prints the marker, looks for python, becomes it
+    python3 -I -c      ◄── the porter's text   from here on: JSON lines
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shlex
+import time
+from importlib.resources import files
+from typing import Any
+
+import paramiko
+
+from fleetd.wire import LINE_BYTES_MAX, WireError, loads
+
+READ_BYTES = 256 * 1024
+CHATTER_BYTES_MAX = 1024 * 1024
+"""What start-up files may print before it is our turn."""
+TAIL_CHARACTERS = 400
+PYTHON_OLDEST = (3, 10)
+
+_LOADER = """
+import json, os, sys
+v = sys.version_info
+os.write(1, (json.dumps({"python": list(v[:3]), "program": sys.executable}) + "\\n").encode())
+t = b""
+while v >= OLDEST and len(t) < LENGTH:
+    p = os.read(0, LENGTH - len(t))
+    if not p:
+        break
+    t += p
+if t and len(t) == LENGTH:
+    exec(compile(t, "porter", "exec"))
+"""
+"""Understood by every Python 3: the version is told before anything newer has to be read."""
+
+
+class NoPython(Exception):
+    """There is no interpreter of that name on the host's PATH."""
+
+
+class OldPython(Exception):
+    """There is one, and it is older than what we need."""
+
+
+class ChannelLines:
+    """One channel with what was read of it and not yet used. One thread at a time."""
+
+    def __init__(self, channel: paramiko.Channel) -> None:
+        self.channel, self._buffer = channel, b""
+
+    def write(self, data: bytes, until_seconds: float) -> None:
+        rest = memoryview(data)
+        while rest:
+            self.channel.settimeout(_left(until_seconds))
+            rest = rest[self.channel.send(bytes(rest[:READ_BYTES])):]
+
+    def read_line(self, until_seconds: float) -> bytes:
+        """The next line. EOFError with the last words when there is none any more, TimeoutError, WireError."""
+        while b"\n" not in self._buffer:
+            self._more(until_seconds)
+            if len(self._buffer) > LINE_BYTES_MAX:
+                raise WireError(f"an answer is over the limit of {LINE_BYTES_MAX} bytes")
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def read_object(self, until_seconds: float) -> dict[str, Any]:
+        found = loads(self.read_line(until_seconds))
+        if not isinstance(found, dict):
+            raise WireError("an answer is no object")
+        return found
+
+    def skip_past(self, marker: bytes, until_seconds: float) -> None:
+        """Drop everything up to and including the line that is the marker."""
+        while marker + b"\n" not in self._buffer:
+            self._more(until_seconds)
+            if len(self._buffer) > CHATTER_BYTES_MAX:
+                raise WireError(f"the login shell printed over {CHATTER_BYTES_MAX} bytes")
+        self._buffer = self._buffer.split(marker + b"\n", 1)[1]
+
+    def has_answer(self) -> bool:
+        return bool(self._buffer) or self.channel.recv_ready() or self.channel.closed
+
+    def _more(self, until_seconds: float) -> None:
+        self.channel.settimeout(_left(until_seconds))
+        data = self.channel.recv(READ_BYTES)
+        if not data:
+            raise EOFError(self._last_words())
+        self._buffer += data
+
+    def _last_words(self) -> str:
+        said = self._buffer
+        while self.channel.recv_stderr_ready() and (part := self.channel.recv_stderr(READ_BYTES)):
+            said += part
+        text = " ".join(said.decode(errors="replace").split())[-TAIL_CHARACTERS:]
+        status = f"exit status {self.channel.recv_exit_status()}, " if self.channel.exit_status_ready() else ""
+        return f"it ended: {status}{text or 'without a word'}"
+
+
+def enter(lines: ChannelLines, python: str, until_seconds: float) -> list[int]:
+    """From a shell that reads commands to a running porter; the version of its Python. NoPython, OldPython, and what reading raises."""
+    halves, source = (secrets.token_hex(8), secrets.token_hex(8)), files("fleetd").joinpath("host", "porter.py").read_bytes()
+    loader = _LOADER.replace("OLDEST", str(PYTHON_OLDEST)).replace("LENGTH", str(len(source)))
+    word = shlex.quote(python)
+    # One compound command in one write: a shell that reads ahead finds nothing behind it, and the marker is nowhere in what we send.
+    script = f"""{{
+printf '%s%s\\n' {halves[0]} {halves[1]}
+command -v {word} >/dev/null 2>&1 || {{ printf '{{"python": null}}\\n'; exit 0; }}
+exec {word} -I -c {shlex.quote(loader)}
+}}
+"""
+    lines.write(script.encode(), until_seconds)
+    lines.skip_past("".join(halves).encode(), until_seconds)
+    try:
+        found = json.loads(lines.read_line(until_seconds))
+        version = found["python"]
+    except (ValueError, KeyError, TypeError) as fault:
+        raise WireError(f"{python} answered something else: {fault}") from fault
+    if version is None:
+        raise NoPython(python)
+    if tuple(version[:2]) < PYTHON_OLDEST:
+        raise OldPython(f"{found.get('program')} is Python {'.'.join(map(str, version))}")
+    lines.write(source, until_seconds)
+    return [int(part) for part in version]
+
+
+def _left(until_seconds: float) -> float:
+    left_seconds = until_seconds - time.monotonic()
+    if left_seconds <= 0:
+        raise TimeoutError("no answer in time")
+    return left_seconds
+
+
+TROUBLES = (paramiko.SSHException, EOFError, OSError, WireError)
+"""What a channel may raise when the other side is gone, late, or talks nonsense."""
