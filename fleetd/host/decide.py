@@ -38,6 +38,8 @@ LOCK_PATIENCE_SECONDS = 10.0
 """A shim lets go of the trainer's lock a moment after it recorded the exit."""
 IDENTITY_PATIENCE_SECONDS = 10.0
 """A process between fork, exec and its record can't be verified for a moment."""
+ROOM_BYTES_MIN = 256 * 1024
+"""For the small records of an attempt; the size of the last save comes on top."""
 LAST_WORDS_MAX = 600
 """Characters of a trainer's own explanation that go into the reason of its run."""
 
@@ -243,11 +245,19 @@ def _between(sight: HostSight, history: History) -> tuple[Action, ...]:
         return ()
     if state is RunState.BACKOFF and history.next_attempt_at is not None and sight.time.now < history.next_attempt_at:
         return ()
-    if sight.is_trainer_lock_held or not sight.is_durable or memory_verdict(sight).line is not Line.NONE:
+    if sight.is_trainer_lock_held or not sight.is_durable or memory_verdict(sight).line is not Line.NONE or _no_room(sight, history):
         return ()  # an alarm, or the journal's health, says what it waits for
     because = "first start" if history.attempt == 0 else f"attempt {history.attempt + 1}"
     moving = () if state is RunState.STARTING else (Move(to=RunState.STARTING, reason=None, detail=because),)
     return (*moving, StartAttempt(because=because))
+
+
+def _no_room(sight: HostSight, history: History) -> str | None:
+    """Why a trainer could not save what it does: it would only use up the restarts that are meant for other troubles."""
+    needed_bytes = ROOM_BYTES_MIN + (history.progress.save_bytes or 0)
+    if sight.disk_free_bytes is None or sight.disk_free_bytes >= needed_bytes:
+        return None
+    return f"{sight.disk_free_bytes} bytes are free on the disk of this run, {needed_bytes} are needed for its next checkpoint"
 
 
 def _settle(order: Cause, detail: str) -> Move:
@@ -274,6 +284,8 @@ def _alarms_due(sight: HostSight, history: History) -> dict[str, str]:
             due["lock"] = "nothing is started: somebody still holds trainer.lock although no trainer is recorded as alive"
         elif (verdict := memory_verdict(sight)).line is not Line.NONE:
             due["memory"] = f"nothing is started: {verdict.text}"
+        elif (why := _no_room(sight, history)) is not None:
+            due["room"] = f"nothing is started: {why}"
         return due
     is_foreign = attempt.standing in (Standing.STRANGER, Standing.UNKNOWN) and not _is_provably_over(sight, attempt)
     if is_foreign and attempt.unverified_seconds >= (0.0 if attempt.is_dead else IDENTITY_PATIENCE_SECONDS):

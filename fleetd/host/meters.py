@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 
 from fleetd import logs
@@ -51,6 +52,15 @@ def tree_memory(members: tuple[Member, ...], near_bytes: int | None = None) -> T
 def available_bytes() -> int | None:
     """MemAvailable of the host."""
     return _meminfo("MemAvailable")
+
+
+def disk_free_bytes(folder: Path) -> int | None:
+    """What an ordinary user may still write where `folder` lies; None when that can't be told."""
+    try:
+        status = os.statvfs(folder)
+    except OSError:
+        return None
+    return status.f_bavail * status.f_frsize
 
 
 def total_bytes() -> int:

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 from fleetd import clock
 from fleetd.clock import Moment
-from fleetd.host import cgroups, rundir, tree
+from fleetd.host import cgroups, meters, rundir, tree
 from fleetd.host.history import History
 from fleetd.host.processes import Grip, boot_id, grip
 from fleetd.host.sampler import Sampler
@@ -246,12 +246,13 @@ class Observer:
         seconds = moment.boottime_seconds
         attempt = self._attempt(seconds, history)
         memory = self._measure(attempt, seconds)
-        is_held = (attempt is None or attempt.standing is not Standing.VERIFIED) and rundir.is_locked(self.paths.trainer_lock)
+        is_resting = attempt is None or attempt.standing is not Standing.VERIFIED
+        is_held = is_resting and rundir.is_locked(self.paths.trainer_lock)
         self.lock_held_since_seconds = None if not is_held else seconds if self.lock_held_since_seconds is None else self.lock_held_since_seconds
         return HostSight(
             time=time, boottime_seconds=seconds, spec=self.spec, want=self.want.get(), attempt=attempt, memory=memory,
             cutoff_at=rundir.effective_cutoff(self.spec, self.cutoff.get()), silent_seconds=max(0.0, seconds - silent_since_seconds),
-            is_trainer_lock_held=is_held, is_durable=is_durable,
+            is_trainer_lock_held=is_held, is_durable=is_durable, disk_free_bytes=meters.disk_free_bytes(self.paths.root) if is_resting else None,
             lock_held_seconds=0.0 if self.lock_held_since_seconds is None else seconds - self.lock_held_since_seconds,
         )
 

@@ -33,6 +33,8 @@ class Progress:
     last_because: str = ""
     step_seconds: tuple[float, ...] = ()
     save_seconds: tuple[float, ...] = ()
+    save_bytes: int | None = None
+    """What the last save wrote."""
     validation_seconds: tuple[float, ...] = ()
     spoken_at: datetime | None = None
     """When the validation under way last spoke, None outside of one."""
@@ -95,7 +97,7 @@ def _after_save(progress: Progress, record: dict[str, Any]) -> Progress:
         return replace(progress, phase=Phase.SAVE)
     seconds = finite(record.get("seconds"))
     saves = progress.save_seconds if seconds is None else (*progress.save_seconds, seconds)[-PHASES_REMEMBERED_MAX:]
-    return replace(progress, phase=Phase.TRAINING, save_seconds=saves)
+    return replace(progress, phase=Phase.TRAINING, save_seconds=saves, save_bytes=whole(record.get("bytes")) or progress.save_bytes)
 
 
 def _after_validation(progress: Progress, record: dict[str, Any], at: datetime) -> Progress:

@@ -62,4 +62,6 @@ class HostSight:
     is_trainer_lock_held: bool = False
     """Looked at only while no verified trainer lives."""
     lock_held_seconds: float = 0.0
+    disk_free_bytes: int | None = None
+    """Where the run directory lies; looked at only while no verified trainer lives."""
     is_durable: bool = True

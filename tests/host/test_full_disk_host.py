@@ -1,4 +1,7 @@
-"""A disk that is full at a write of supervisor or shim: the trainer does not notice, no try is used up, and all goes on when there is room."""
+"""A disk that is full at a write of supervisor or shim: the trainer does not notice, no try is used up, and all goes on when there is room.
+
+These are the stories with a plot of their own; tests/chaos/test_full_sweep.py refuses one write after another.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from host_runs import HostRun, spec_for, wait_for
+from host_runs import HostRun, fill, needs_root, small_disk, spec_for, wait_for
 
 from fleetd.files import overwrite
 from fleetd.host import rundir
 from fleetd.host.processes import look
 from policies.facts import RunState, Want
-
-LAST_WRITES = {"supervisor": 42, "shim": 12}
-"""More than a short run of either makes; checked below."""
 
 
 @pytest.fixture
@@ -33,27 +33,14 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
     yield begin
     for run in runs:
-        run.clean()
-
-
-@pytest.mark.parametrize(("role", "first"), [("supervisor", 2), ("shim", 1)])
-def test_one_write_after_another_finds_no_room_and_no_run_is_the_worse_for_it(start: Callable[..., HostRun], role: str, first: int) -> None:
-    """All of them at once, each with another write refused; a refused start of the supervisor itself is the sweep's to repeat."""
-    stories = {number: start(f"{role}:{number}:refuse:", "16", "0.05", "every=8") for number in range(first, LAST_WRITES[role] + 1, 4)}
-
-    ends = {number: run.settle() for number, run in stories.items()}
-
-    assert {number: (seen.state, seen.attempt, seen.step) for number, seen in ends.items()} == dict.fromkeys(stories, (RunState.FINISHED, 1, 16))
-    for run in stories.values():
-        assert run.moves() == ["starting", "running", "finished"]
-        assert [notice["body"]["step"] for notice in run.notices("checkpoint")] == [0, 8, 16]
+        if run.paths.root.exists():
+            run.clean()
 
 
 def test_a_disk_that_is_full_at_the_start_uses_up_no_try(start: Callable[..., HostRun], tmp_path: Path) -> None:
     ballast = tmp_path / "ballast"
     ballast.touch()
-    points = ("started", "shim.json write", "stdout.log", "attempt.json write")
-    stories = [start(f"shim:{point}:full:{ballast}", "10", "0.05") for point in points]
+    stories = [start(f"shim:{point}:full:{ballast}", "10", "0.05") for point in ("started", "shim.json write", "stdout.log", "attempt.json write")]
     for run in stories:
         run.wait_state(RunState.STARTING)
     wait_for(lambda: all((run.paths.attempt(1).root).exists() for run in stories), 20, stories[0].log_text)
@@ -68,7 +55,7 @@ def test_a_disk_that_is_full_at_the_start_uses_up_no_try(start: Callable[..., Ho
 def test_a_start_that_waits_for_room_is_given_up_when_it_is_no_longer_wanted(start: Callable[..., HostRun], tmp_path: Path) -> None:
     ballast = tmp_path / "ballast"
     ballast.touch()
-    run = start(f"shim:1:full:{ballast}", "1000", "0.05")
+    run = start(f"shim:started:full:{ballast}", "1000", "0.05")
     run.wait_state(RunState.STARTING)
     wait_for(lambda: run.paths.attempt(1).root.exists(), 20, run.log_text)
 
@@ -88,11 +75,38 @@ def test_a_trainer_that_was_started_before_the_disk_filled_up_can_still_be_verif
     seen = run.wait_step(3)
     assert seen.identity == "verified"
     run.order(2, Want.STOP)
+
     assert run.settle().state is RunState.STOPPED and run.settle().attempt == 1
 
 
+@needs_root
+def test_a_run_whose_disk_has_no_room_for_a_checkpoint_waits_instead_of_using_up_its_tries(
+    start: Callable[..., HostRun], tmp_path: Path
+) -> None:
+    with small_disk(tmp_path / "root-0", "4m") as disk:
+        run = start("", "2000", "0.05", "every=1000")
+        try:
+            run.wait_step(3)
+            ballast = fill(disk)
+            with open(ballast, "r+b") as file:
+                file.truncate(ballast.stat().st_size - 128 * 1024)  # room for records, and for nothing else
+            run.kill_trainer()
+            told = run.wait(lambda seen: [alarm for alarm in seen.alarms if "nothing is started" in alarm])
+            time.sleep(2.0)
+
+            assert "bytes are free" in told[0]
+            assert rundir.newest_attempt(run.paths) == 1
+            ballast.unlink()
+
+            assert run.wait(lambda seen: seen if seen.state is RunState.RUNNING and seen.attempt == 2 else None)
+            run.order(2, Want.STOP)
+            assert run.settle().state is RunState.STOPPED
+        finally:
+            run.clean()
+
+
 def test_a_supervisor_that_found_no_room_for_its_own_record_writes_it_later(start: Callable[..., HostRun]) -> None:
-    run = start("supervisor:1:refuse:", "2000", "0.05")
+    run = start("supervisor:supervisor.json write:refuse:", "2000", "0.05")
     run.wait_step(2)
 
     record = rundir.read_program(run.paths.supervisor)

@@ -107,6 +107,17 @@ def test_nothing_is_started_while_somebody_holds_the_trainers_lock_or_the_host_i
     assert kinds(low) == [Alarm] and "floor" in str(low[0])
 
 
+def test_nothing_is_started_where_the_next_checkpoint_would_find_no_room() -> None:
+    saved = after_record(Progress(), {"event": "save", "phase": "end", "step": 8, "bytes": GIB, "seconds": 1.0}, read_at=START)
+
+    full = decide(sight(disk_free_bytes=GIB), History(progress=saved))
+
+    assert kinds(full) == [Alarm] and "bytes are free" in str(full[0])
+    assert kinds(decide(sight(disk_free_bytes=2 * GIB), History(progress=saved))) == [Move, StartAttempt]
+    assert kinds(decide(sight(disk_free_bytes=GIB), History())) == [Move, StartAttempt], "nothing is known of its checkpoints yet"
+    assert moves(decide(sight(CUTOFF_SECONDS, disk_free_bytes=0), History())) == [RunState.FINISHED], "it does not wait beyond its deadline"
+
+
 @pytest.mark.parametrize("standing", [Standing.STRANGER, Standing.UNKNOWN])
 def test_whatever_is_wished_or_due_a_process_that_is_not_provably_ours_is_never_signalled(standing: Standing) -> None:
     stranger = alive(
