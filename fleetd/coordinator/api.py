@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import os
+import re
 import socket
 import threading
 import time
@@ -23,6 +24,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from fleetd import clock, logs
+from fleetd.bounded import data_at
 from fleetd.campaign import HostPlan
 from fleetd.coordinator import document
 from fleetd.coordinator.jobs import WriteReport
@@ -41,8 +43,11 @@ LAUNCH_SECONDS_MAX = 590.0
 EVENTS_MAX = 5000
 EVENTS_PAGE = 1000
 LOG_BYTES_MAX = 4 * 1024 * 1024
+HOLE_BYTES_MIN = 4096
+"""No log holds so many zeros in a row but where its middle was dropped."""
 SOCKET_PATH_BYTES_MAX = 100
 """sun_path of unix(7) holds 108 bytes; longer paths are bound through a descriptor of their folder."""
+_HOLE = re.compile(rb"\0{%d,}" % HOLE_BYTES_MIN)
 BACKLOG = 64
 CLOSE_SECONDS_MAX = 3.0
 
@@ -220,19 +225,32 @@ def _whole(text: str | None, default: int) -> int:
 
 
 def read_text(path: Path, offset: int, bytes_max: int) -> dict[str, Any]:
-    """Text from `offset` (negative: from the end), never ending within a character that is still being written."""
+    """Text from `offset` (negative: from the end), never ending within a character that is still being written.
+
+    What was dropped to keep the file within its bound is stepped over, in words; a file that was cut short is read from its beginning.
+    """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        start = max(0, size + offset) if offset < 0 else min(offset, size)
+        asked = max(0, size + offset) if offset < 0 else offset if offset <= size else 0
+        start, end = data_at(file.fileno(), asked, size)
         file.seek(start)
-        return as_text(file.read(max(bytes_max, 4)), start, size)
+        data = file.read(min(max(bytes_max, 4), end - start))
+    found = as_text(data, start, size)
+    if start + len(data) == end < size:
+        found["next"] = end  # what a hole has cut never gets its rest
+    return found if start == asked else {**found, "data": _gap(start - asked) + found["data"]}
 
 
 def as_text(data: bytes, start: int, size: int) -> dict[str, Any]:
+    """Bytes of a log that were read from `start` on. A hole that came over a wire as zeros is put into words here."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    text = decoder.decode(data)
+    text = decoder.decode(_HOLE.sub(lambda hole: _gap(len(hole[0])).encode(), data))
     waiting = len(decoder.getstate()[0])
     return {"data": text, "next": start + len(data) - waiting, "size": size}
+
+
+def _gap(bytes_dropped: int) -> str:
+    return f"\n[{bytes_dropped} bytes were dropped here: this file has reached its bound]\n"
 
 
 def bind(path: Path) -> socket.socket:

@@ -140,7 +140,9 @@ class LocalSession:
     def _last_words(self, process: subprocess.Popen[bytes]) -> str:
         try:
             status = process.wait(timeout=END_SECONDS_MAX)
-            text = (Path(self._plan.root) / "agent.log").read_bytes()[-TAIL_BYTES:].decode(errors="replace").strip()
+            with open(Path(self._plan.root) / "agent.log", "rb") as log:
+                log.seek(max(0, os.fstat(log.fileno()).st_size - TAIL_BYTES))
+                text = log.read(TAIL_BYTES).decode(errors="replace").strip()
         except (OSError, subprocess.TimeoutExpired):
             return "it closed its channel"
         last = text.splitlines()[-1] if text else "it said nothing"

@@ -6,7 +6,6 @@ supervisors that are missing. It ends when its standard input does, and everythi
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
 import select
@@ -242,11 +241,7 @@ def main(arguments: list[str]) -> int:
     # The protocol has standard output for itself: whatever prints goes to standard error from here on.
     output = os.dup(1)
     os.dup2(2, 1)
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logs.logger.handlers[:] = [handler]
-    logs.logger.setLevel(logging.INFO)
-    logs.logger.propagate = False
+    logs.to_standard_error()
     try:
         agent = Agent(Path(arguments[0]).absolute(), output)
         tidy.tidy_root(agent.paths)

@@ -1,7 +1,7 @@
 """What the trainer leaves behind while it works, followed as it grows: its log and its checkpoints.
 
 Both are read into the supervisor's memory together with the offset read up to, so that each validation and each checkpoint is told
-exactly once, whoever watches.
+exactly once, whoever watches. What it prints is not read here, only held to its bound (`fleetd.bounded`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from fleetd import logs
+from fleetd.bounded import hold_path_within
 from fleetd.clock import Moment
 from fleetd.host import rundir
 from fleetd.host.history import History, SeenCheckpoint
@@ -31,10 +33,24 @@ class Follower:
         self.log_grew_seconds = seconds
         """Boottime at which the log was last seen to grow, or an attempt began."""
         self._checkpoints_mark: int | None = None
+        self._output_fault = ""
 
     def follow(self, history: History, moment: Moment, tell: Tell) -> History:
         """The memory after what is new on disk; every validation and checkpoint in it is told."""
+        self._hold_output(history.attempt)
         return self._checkpoints(self._records(history, moment, tell), moment, tell)
+
+    def _hold_output(self, attempt: int) -> None:
+        """No trouble with a trainer's output is a reason to stop watching the trainer."""
+        try:
+            dropped_bytes = hold_path_within(self.paths.attempt(attempt).stdout)
+        except OSError as fault:
+            if self._output_fault != str(fault):
+                logs.failed("output_not_held", attempt=attempt, because=fault)
+            self._output_fault = str(fault)
+            return
+        if dropped_bytes:
+            logs.changed("output_held", attempt=attempt, hole_bytes=dropped_bytes)
 
     def _records(self, history: History, moment: Moment, tell: Tell) -> History:
         for _ in range(LOG_READS_PER_TICK_MAX):
