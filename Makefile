@@ -9,8 +9,9 @@ KILLS  ?= 20
 SEED   ?= 1
 SECONDS ?= 60
 INIT   ?= sshd
+STRIDE ?= 1
 
-.PHONY: demo test check bench chaos fuzz live clean prove soak fleet-up fleet-down planted
+.PHONY: demo test check bench chaos full-disk fuzz live clean prove soak fleet-up fleet-down planted
 
 demo: $(VENV)/ready
 	$(RUN) examples/manpages/demo.py
@@ -26,6 +27,10 @@ check: $(VENV)/ready
 
 chaos: $(VENV)/ready
 	nice -n 5 $(RUN) tests/chaos/chaos.py --kills $(KILLS) --seed $(SEED)
+
+# Every write of coordinator, agent, supervisor and shim finds no room in turn, or each STRIDE-th.
+full-disk: $(VENV)/ready
+	nice -n 5 $(RUN) tests/chaos/full_sweep.py --stride $(STRIDE)
 
 # Simulated campaigns with faults for so many seconds, from new seeds, or from SEED=n on. From 300 s on every transition has to be reached.
 soak: $(VENV)/ready

@@ -70,6 +70,9 @@ def create_record(path: Path, value: Any) -> None:
         faults.after(f"{path.name} written")
         os.link(temporary, path)
         faults.after(f"{path.name} linked")
+    except FileExistsError:
+        sync_folder(path.parent)  # whoever wrote it may have been refused this: from here on it is relied on
+        raise
     finally:
         _discard(temporary)
     sync_folder(path.parent)

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -86,6 +86,7 @@ class ProgramRecord:
 def create_run(paths: RunPaths, spec: RunSpec, task: dict[str, Any] | None, want: WantOrder) -> bool:
     """Create the run directory with its orders, whole or not at all. False when the same order is there already; RequestRefused for another."""
     if _is_there(paths, spec):
+        sync_folder(paths.root.parent)  # whoever made it may have been refused this
         return False
     paths.root.parent.mkdir(parents=True, exist_ok=True)
     temporary = RunPaths(paths.root.with_name(f".tmp-{paths.root.name}-{os.getpid()}"))
@@ -174,7 +175,8 @@ def create_attempt(paths: RunPaths) -> int:
     paths.attempts.mkdir(exist_ok=True)
     faults.before("attempt folder")
     paths.attempt(number).root.mkdir()
-    sync_folder(paths.attempts)
+    with _undone(paths.attempt(number).root.rmdir):
+        sync_folder(paths.attempts)
     faults.after("attempt made")
     return number
 
@@ -187,7 +189,8 @@ def mark_started(paths: RunPaths, attempt: int) -> None:
     """Claim the attempt for the calling shim, once and durably. FileExistsError when it was started before."""
     faults.before("started")
     os.close(os.open(paths.attempt(attempt).started, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
-    sync_folder(paths.attempt(attempt).root)
+    with _undone(paths.attempt(attempt).started.unlink):
+        sync_folder(paths.attempt(attempt).root)
     faults.after("started")
 
 
@@ -286,6 +289,17 @@ def is_locked(path: Path) -> bool:
         return True
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _undone(undo: Callable[[], None]) -> Iterator[None]:
+    """What was made and can't be synced was not made: whoever tries again must not take it for somebody else's."""
+    try:
+        yield
+    except OSError:
+        with contextlib.suppress(OSError):
+            undo()
+        raise
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).resolve().parents
 
 import yaml
 from live_fleet import Fleet
-from outcome import differences, leftovers, verdicts
+from outcome import leftovers, unlike_its_twin
 from zoo import Animal, age_seconds, animals, kill
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "manpages" / "data"
@@ -107,7 +107,7 @@ class Round:
 
     def run(self) -> dict[str, Any]:
         """Until the campaign is over; its entry of the status document. AssertionError when it takes too long."""
-        campaign_id, end = self._launch(), time.monotonic() + ROUND_SECONDS_MAX
+        campaign_id, end = self.launch(), time.monotonic() + ROUND_SECONDS_MAX
         while True:
             self._revive()
             document = ask(self.fleet.state, "/v1/status")
@@ -120,7 +120,7 @@ class Round:
             else:
                 time.sleep(0.5)
 
-    def _launch(self) -> str:
+    def launch(self) -> str:
         """Launch, and again if the coordinator died over it before the campaign was history, as a person would."""
         plan = plan_of(self.fleet)
         for _ in range(LAUNCHES_MAX):
@@ -246,12 +246,7 @@ def disturbed(
         work.pay()
     try:
         campaign = work.run()
-        if campaign["stage"] != "evaluated":
-            faults.append(f"the campaign ended {campaign['stage']}: {campaign['detail']}")
-        else:
-            faults += differences(fleet.host_root, twin.host_root)
-            ours, theirs = verdicts(Path(campaign["directory"])), verdicts(next((twin.state / "campaigns").iterdir()))
-            faults += [f"{name}: {ours[name]} instead of {theirs[name]}" for name in theirs if ours[name] != theirs[name]]
+        faults += unlike_its_twin(campaign, fleet, twin)
         faults += story_faults(ask(fleet.state, "/v1/events?limit=5000"))
     except AssertionError as fault:
         faults.append(str(fault))
@@ -295,6 +290,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--per-round", type=int, default=KILLS_PER_ROUND)
     parser.add_argument("--only", choices=("strikes", "boundaries"))
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no round after so long")
     asked = parser.parse_args(arguments)
     dice, tally, began = random.Random(asked.seed), Tally(), time.monotonic()
 
@@ -311,7 +307,7 @@ def main(arguments: list[str]) -> int:
             whole = not (found := leftovers(twin.root))
             tally.faults += found
             number = 0
-            while whole and tally.kills.total() < asked.kills:
+            while whole and tally.kills.total() < asked.kills and time.monotonic() - began < asked.seconds:
                 at_boundaries = asked.only == "boundaries" or (asked.only is None and number % 2 == 1)
                 kills_max, number = min(asked.per_round, asked.kills - tally.kills.total()), number + 1
                 whole = disturbed(shards, twin, dice, kills_max, tally, say, at_boundaries=at_boundaries)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from live_fleet import Fleet
 from zoo import animals
 
 from fleetd.host import cgroups
@@ -53,6 +54,15 @@ def differences(host_root: Path, twin_root: Path) -> Iterator[str]:
         files += [path.relative_to(twin).as_posix() for path in twin.glob("predictions/validation/step-*")]
         yield from (f"{candidate}: {name} differs" for name in sorted(files) if _bytes(run / name) != _bytes(twin / name))
         yield from (f"{candidate}: {path.name} was refused" for path in run.glob("checkpoints/refused-*"))
+
+
+def unlike_its_twin(campaign: dict[str, Any], fleet: Fleet, twin: Fleet) -> list[str]:
+    """In words, everything in which a whole campaign (its entry of the status document) ended otherwise than its undisturbed twin."""
+    if campaign["stage"] != "evaluated":
+        return [f"the campaign ended {campaign['stage']}: {campaign['detail']}"]
+    ours, theirs = verdicts(Path(campaign["directory"])), verdicts(next((twin.state / "campaigns").iterdir()))
+    faults = [f"{name}: {ours[name]} instead of {theirs[name]}" for name in theirs if ours[name] != theirs[name]]
+    return [*differences(fleet.host_root, twin.host_root), *faults]
 
 
 def verdicts(directory: Path) -> dict[str, Any]:

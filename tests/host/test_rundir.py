@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -85,6 +86,24 @@ def test_attempts_are_counted_and_claimed_once(paths):
     assert not rundir.is_started(paths, 1)
     with pytest.raises(FileExistsError):
         rundir.mark_started(paths, 2)
+
+
+def test_what_could_not_be_synced_was_not_made_and_can_be_made_again(paths, monkeypatch):
+    """A claim that stood although its sync found no room was taken for another shim's at the next try, and the attempt was lost."""
+    with monkeypatch.context() as patch:
+        patch.setattr(rundir, "sync_folder", refuse)
+        with pytest.raises(OSError, match="No space"):
+            rundir.create_attempt(paths)
+        with pytest.raises(OSError, match="No space"):
+            rundir.mark_started(paths, 1)
+
+    assert not rundir.is_started(paths, 1)
+    rundir.mark_started(paths, 1)
+    assert rundir.create_attempt(paths) == 2
+
+
+def refuse(_folder):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_the_first_recorded_exit_rules(paths):

@@ -1,0 +1,131 @@
+"""Every write finds no room in turn: `python tests/chaos/full_sweep.py`, or `make full-disk`.
+
+An undisturbed story counts the writes of a role. Then the story is told once for each of them and each way to refuse it (`full_writes`);
+with `--stride 7` for each seventh. It prints how many were swept, which kinds of write there are, and what was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+# ruff: noqa: E402 (run as a program, its neighbours are found by path)
+sys.path[:0] = [str(Path(__file__).parent)]
+
+from full_stories import Outcome, Story, coordinator_story, host_story
+from full_writes import Call, Plan
+
+MODES = ("once", "short", "full")
+HALVED = ("write", "pwrite64")
+ROLES = ("supervisor", "shim", "coordinator", "agent")
+ON_DISK = Path("/dev/shm")
+"""Where there is one, stories are told on a disk whose syncs cost nothing."""
+
+
+@dataclass(kw_only=True)
+class Sweep:
+    """All stories of one role and one mode together."""
+
+    role: str
+    mode: str
+    writes_counted: int
+    told: int = 0
+    reached: int = 0
+    refused: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    faults: dict[int, list[str]] = field(default_factory=dict)
+
+    def take(self, outcome: Outcome) -> None:
+        self.told += 1
+        self.refused += len(outcome.refused)
+        self.kinds.update(f"{call.call} {call.name}" for call in outcome.refused)
+        if outcome.refused:
+            self.reached += 1
+        if outcome.faults:
+            self.faults[outcome.plan.number] = [*(call.words for call in outcome.refused[:3]), *outcome.faults]
+
+
+def sweep(story: Story, role: str, mode: str, reference: list[Call], folder: Path, *, stride: int, first: int, at_once: int,
+          say: Callable[[str], None]) -> Sweep:
+    """Tell the story for every `stride`-th write of the role."""
+    mine = [call for call in reference if call.role == role]
+    numbers = [call.number for call in mine if mode != "short" or call.call in HALVED][first::stride]
+    found = Sweep(role=role, mode=mode, writes_counted=len(mine))
+
+    def tell(number: int) -> Outcome:
+        return story(folder / f"{role}-{mode}-{number}", Plan(role=role, number=number, mode=mode))
+
+    with ThreadPoolExecutor(at_once) as pool:
+        for outcome in pool.map(tell, numbers):
+            found.take(outcome)
+            if outcome.faults:
+                say(f"{role} {mode} {outcome.plan.number}: {json.dumps(found.faults[outcome.plan.number], indent=1)}")
+    say(f"{role} {mode}: {found.told} stories, {found.reached} reached their write, {found.refused} calls refused, {len(found.faults)} went wrong")
+    return found
+
+
+def stories_of(role: str, folder: Path) -> Story:
+    """The story in which this role writes. A coordinator's begins with its release on the host, so that it is not copied each time."""
+    if role in ("supervisor", "shim"):
+        return host_story
+    releases = folder / "releases"
+    if not releases.exists():
+        kept = folder / "kept"
+        outcome = coordinator_story(kept, Plan(), keep_releases=releases)
+        assert not outcome.faults, outcome.faults
+    return partial(coordinator_story, releases=releases)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--roles", default=",".join(ROLES))
+    parser.add_argument("--modes", default=",".join(MODES))
+    parser.add_argument("--stride", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, help="leave out so many")
+    parser.add_argument("--at-once", type=int, default=8)
+    parser.add_argument("--list", action="store_true", help="only count and list the writes")
+    asked, began, sweeps = parser.parse_args(arguments), time.monotonic(), list[Sweep]()
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - began:6.1f}] {text}", flush=True)
+
+    folder = Path(tempfile.mkdtemp(prefix="fleetd-full-", dir=ON_DISK if ON_DISK.is_dir() else None))
+    for role in asked.roles.split(","):
+        story = stories_of(role, folder)
+        reference = story(folder / f"{role}-undisturbed", Plan())
+        assert not reference.faults, reference.faults
+        counted = Counter(call.role for call in reference.calls)
+        say(f"undisturbed: {dict(counted)}")
+        if asked.list:
+            kinds = Counter(f"{call.call} {call.name}" for call in reference.calls if call.role == role)
+            say(json.dumps(dict(sorted(kinds.items())), indent=1))
+            continue
+        for mode in asked.modes.split(","):
+            sweeps.append(sweep(story, role, mode, reference.calls, folder, stride=asked.stride, first=asked.first, at_once=asked.at_once, say=say))
+    faults = sum(len(each.faults) for each in sweeps)
+    print(json.dumps({
+        "seconds": round(time.monotonic() - began), "stories": sum(each.told for each in sweeps), "refused": sum(each.refused for each in sweeps),
+        "faults": faults, "sweeps": [
+            {"role": each.role, "mode": each.mode, "writes_counted": each.writes_counted, "stories": each.told, "reached": each.reached,
+             "refused": each.refused, "kinds_refused": len(each.kinds), "faults": sorted(each.faults)} for each in sweeps
+        ],
+    }, indent=1))
+    if faults:
+        print(f"kept: {folder}")
+    else:
+        shutil.rmtree(folder)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,61 @@
+"""A sample of the sweep in which each write finds no room in turn; `make full-disk` tells a story for every one of them. And its own eyes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from full_stories import Outcome, host_story
+from full_writes import Plan, Tap
+
+SAMPLE = [
+    *(Plan(role="supervisor", number=number, mode="once") for number in (4, 40, 75, 90)),
+    *(Plan(role="supervisor", number=number, mode="short") for number in (12, 64)),
+    *(Plan(role="supervisor", number=number, mode="full") for number in (9, 33, 58, 85)),
+    *(Plan(role="shim", number=number, mode=mode) for number, mode in ((2, "once"), (14, "once"), (16, "short"), (5, "full"), (20, "full"))),
+]
+WRITER = """
+import os, sys
+for number in range(4):
+    try:
+        print(os.write(os.open(f"file-{number}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), b"x" * 4000), end=" ")
+        print(os.pwrite(os.open(f"file-{number}", os.O_WRONLY), b"y" * 3000, 0), end=" ")
+    except OSError as fault:
+        print(fault.errno, end=" ")
+print(os.pwrite(os.open("file-0", os.O_WRONLY), b"z" * 100, 0))
+"""
+
+
+def test_one_write_after_another_finds_no_room_and_no_run_is_the_worse_for_it(tmp_path: Path) -> None:
+    def tell(plan: Plan) -> Outcome:
+        return host_story(tmp_path / f"{plan.role}-{plan.mode}-{plan.number}", plan)
+
+    with ThreadPoolExecutor(len(SAMPLE)) as pool:
+        outcomes = list(pool.map(tell, SAMPLE))
+
+    assert {str(outcome.plan): [*(call.words for call in outcome.refused), *outcome.faults] for outcome in outcomes if outcome.faults} == {}
+    assert all(outcome.refused for outcome in outcomes), "each came to its write"
+
+
+@pytest.mark.parametrize(("plan", "said"), [
+    (Plan(), "4000 3000 4000 3000 4000 3000 4000 3000 100"),
+    (Plan(role="shim", number=4), "4000 3000 28 4000 3000 4000 3000 100"),
+    (Plan(role="shim", number=5, mode="short"), "4000 3000 2000 3000 28 28 100"),
+    (Plan(role="shim", number=3, mode="full"), "4000 28 28 28 28 100"),
+    (Plan(role="shim", number=3, every=3), "4000 28 4000 28 4000 28 4000 28 100"),
+    (Plan(role="supervisor", number=4), "4000 3000 4000 3000 4000 3000 4000 3000 100"),
+])
+def test_the_tap_refuses_the_write_that_it_was_told_to_and_no_other(tmp_path: Path, plan: Plan, said: str) -> None:
+    tap = Tap(tmp_path, plan)
+
+    done = tap.run([sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r})\n{WRITER}", "-m", "fleetd.host.shim"], dict(os.environ))
+    tap.close()
+
+    assert done.stdout.decode().split() == said.split(), done.stderr
+    assert tap.faults == []
