@@ -7,9 +7,10 @@
     FLEETD_FAULT="agent:5:full:/tmp/ballast"          from its 5th write on the disk is full, as long as that file exists
     FLEETD_FAULT="shim:5:refuse:"                     only its 5th write finds no room
 
-Several of them, with commas between. The role is the last word of the module that runs (the daemon is the coordinator). A kill costs
-one file of its folder, a purse: the file `ROLE-PID-POINT` takes the place of the coin, and an empty purse kills nobody; so a run of
-tests has as many deaths as it paid for. Without the variable every point is an empty function: nothing is counted or read.
+Several of them, with commas between. The role is the last word of the module that runs (the daemon is the coordinator), or the program
+of a release. A kill costs one file of its folder, a purse: the file `ROLE-PID-POINT` takes the place of the coin, and an empty purse
+kills nobody; so a run of tests has as many deaths as it paid for. Without the variable every point is an empty function: nothing is
+counted or read.
 """
 
 from __future__ import annotations
@@ -97,8 +98,10 @@ def _pays(purse: str, name: str) -> bool:
 
 
 def _role() -> str:
+    """The module that was run by name, or the program that was asked for at the door of a release (fleetd/host/__main__.py)."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    word = spec.name.rpartition(".")[2] if spec is not None else ""
+    words = sys.argv if spec is None else ["", spec.name.rpartition(".")[2]]
+    word = words[1] if len(words) > 1 else ""
     return {"daemon": "coordinator"}.get(word, word)
 
 

@@ -30,15 +30,17 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
+
+# ruff: noqa: E402 (run as a program, its neighbours are found by path)
+sys.path[:0] = [str(Path(__file__).parent)]
+
+from zoo import role_of
 
 FULL_SECONDS = 2.5
 SHORT_SECONDS = 1.0
 PATH_BYTES_MAX = 4096
-ROLES = {
-    b"fleetd.coordinator.daemon": "coordinator", b"fleetd.host.agent": "agent", b"fleetd.host.supervisor": "supervisor", b"fleetd.host.shim": "shim",
-}
+ROLES = ("coordinator", "agent", "supervisor", "shim")
 
 # x86-64 and ARM64; None where an architecture has only the newer call.
 _NUMBERS: dict[str, tuple[int | None, int | None]] = {
@@ -277,7 +279,8 @@ def _memory(thread: int, address: int, length: int) -> bytes:
 def _role(thread: int) -> str | None:
     with open(f"/proc/{thread}/cmdline", "rb") as file:
         words = file.read().split(b"\0")
-    return next((ROLES[word] for before, word in pairwise(words) if before == b"-m" and word in ROLES), None)
+    found = role_of(words)[0]
+    return found if found in ROLES else None
 
 
 def _process_of(thread: int) -> int:

@@ -34,7 +34,7 @@ def look_at(pid: int, root: bytes) -> Animal | None:
     try:
         fields = _stat(pid)
         words = _read(pid, "cmdline").split(b"\0")
-        role, subject = _role(words)
+        role, subject = role_of(words)
         if fields[0] in "ZXx" or not role:
             return None
         entries = _read(pid, "environ").split(b"\0")
@@ -51,7 +51,7 @@ def look_at(pid: int, root: bytes) -> Animal | None:
     return Animal(pid=pid, start_ticks=int(fields[19]), role=role, run=run, parent=int(fields[1]))
 
 
-def _role(words: list[bytes]) -> tuple[str, bytes]:
+def role_of(words: list[bytes]) -> tuple[str, bytes]:
     """The role that a command line speaks of, and what it is about; ("", b"") for a stranger's."""
     for index, (word, after) in enumerate(pairwise(words)):
         if word.endswith(_DOOR):
