@@ -22,6 +22,7 @@ from policies.facts import Word
 
 SEARCH_SECONDS_MAX = 10.0
 FINGERPRINTS_SHOWN_MAX = 4
+REVOCATION_MAGIC = b"SSHKRL\n\0"
 _FOUND = re.compile(r"# Host .* found: line (\d+)\s*(\w*)\s*")
 
 
@@ -173,8 +174,15 @@ def parse_found(text: str, file: Path) -> tuple[KnownKey, ...]:
 
 def _is_in_revocations(file: Path, shown: HostKey) -> bool:
     """Whether RevokedHostKeys (a list or a binary KRL) holds the key. As for OpenSSH, a file that can't be read refuses every key."""
+    encoded = base64.b64encode(shown.blob).decode()
+    try:
+        data = file.read_bytes()
+    except OSError:
+        return True
+    if not data.startswith(REVOCATION_MAGIC):
+        return any(encoded in line.split() for line in data.decode(errors="replace").splitlines())
     with tempfile.NamedTemporaryFile("w", suffix=".pub") as public:
-        public.write(f"{shown.kind} {base64.b64encode(shown.blob).decode()}\n")
+        public.write(f"{shown.kind} {encoded}\n")
         public.flush()
         done = subprocess.run(
             ("ssh-keygen", "-Q", "-f", str(file), public.name), stdin=subprocess.DEVNULL, capture_output=True, check=False,

@@ -157,7 +157,7 @@ def _shake_hands(target: SshTarget, wire: Any, until_seconds: float) -> paramiko
         host_keys.check(target, HostKey(kind=shown.get_name(), blob=shown.asbytes()), known)
     except (paramiko.SSHException, EOFError, OSError) as fault:
         transport.close()
-        raise _unreachable(target, f"handshake: {fault or type(fault).__name__}") from fault
+        raise _unreachable(target, f"handshake: {str(fault) or type(fault).__name__}") from fault
     except ExplainedError:
         transport.close()
         raise

@@ -138,3 +138,8 @@ def _left(until_seconds: float) -> float:
 
 TROUBLES = (paramiko.SSHException, EOFError, OSError, WireError)
 """What a channel may raise when the other side is gone, late, or talks nonsense."""
+
+
+def in_words(fault: BaseException) -> str:
+    """What went wrong; several of these errors come without a word of their own."""
+    return "no answer in time" if isinstance(fault, TimeoutError) else str(fault) or type(fault).__name__

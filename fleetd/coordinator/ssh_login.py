@@ -129,5 +129,5 @@ def _refused(target: SshTarget, what: str) -> LoginRefused:
 def _cut_off(target: SshTarget, offer: Offer, fault: Exception) -> ExplainedError:
     if offer.tried:  # sshd hangs up after MaxAuthTries
         return _refused(target, f"{offer}, and it hung up")
-    what, fix = f"it hung up during the login: {fault or type(fault).__name__}", f"{target.words.command('-v')} true"
+    what, fix = f"it hung up during the login: {str(fault) or type(fault).__name__}", f"{target.words.command('-v')} true"
     return HostUnreachable(f"{target.name} does not answer", where=f"host {target.name}, {target.where}", what=what, fix=fix)

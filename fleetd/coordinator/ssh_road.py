@@ -15,7 +15,7 @@ from typing import Any
 from fleetd.campaign import HostPlan
 from fleetd.coordinator.ssh_config import words_of
 from fleetd.coordinator.ssh_connection import SshConnection
-from fleetd.coordinator.ssh_lines import TROUBLES, ChannelLines, NoPython, OldPython, enter
+from fleetd.coordinator.ssh_lines import TROUBLES, ChannelLines, NoPython, OldPython, enter, in_words
 from fleetd.model import Owner
 from fleetd.wire import WireError, dumps
 from policies.errors import DataDamaged, ExplainedError, HostUnreachable, NoRoom, RequestRefused, from_json
@@ -86,7 +86,7 @@ class SshRoad:
             except (NoPython, OldPython) as fault:
                 raise _no_python(self.plan, fault, self.python) from fault
             except TROUBLES as fault:
-                raise self.unreachable(f"{self.python} did not start in its login shell: {fault}") from fault
+                raise self.unreachable(f"{self.python} did not start in its login shell: {in_words(fault)}") from fault
             porter = Porter(self, lines)
             self.facts = porter.root(until_seconds)
         except BaseException:
@@ -125,7 +125,7 @@ class Porter:
             self.lines.write(dumps(request).encode() + b"\n", until_seconds)
             answer = self.lines.read_object(until_seconds)
         except TROUBLES as fault:
-            raise self._road.unreachable(f"{request['do']}: {fault or type(fault).__name__}") from fault
+            raise self._road.unreachable(f"{request['do']}: {in_words(fault)}") from fault
         if answer.get("ok") is not True:
             raise refusal(self._road.plan, answer)
         return answer
@@ -139,7 +139,7 @@ class Porter:
                     break
             answer = self.lines.read_object(time.monotonic() + silence_seconds)
         except TROUBLES as fault:
-            raise self._road.unreachable(f"files on their way: {fault or type(fault).__name__}") from fault
+            raise self._road.unreachable(f"files on their way: {in_words(fault)}") from fault
         if answer.get("ok") is not True:
             raise refusal(self._road.plan, answer)
         return answer
@@ -162,7 +162,7 @@ class AgentLine:
                 raise WireError("the agent answered something else")
         except TROUBLES as fault:
             self.close()
-            raise self._road.unreachable(f"order {order}: {fault or type(fault).__name__}") from fault
+            raise self._road.unreachable(f"order {order}: {in_words(fault)}") from fault
         if answer.get("ok") is True and isinstance(answer.get("body"), dict):
             found: dict[str, Any] = answer["body"]
             return found
