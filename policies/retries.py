@@ -129,14 +129,17 @@ def _reason_unasked(facts: ExitFacts) -> Reason:
 
 def describe_exit(facts: ExitFacts) -> str:
     """The exit in words: `exit 10`, `signal 9 (SIGKILL)`, `nobody saw how it ended`."""
-    if facts.signal is not None:
-        try:
-            name = signal.Signals(facts.signal).name
-        except ValueError:
-            name = "unnamed"
-        oom = ", the kernel counted an out-of-memory kill" if facts.oom_kill_count else ""
-        return f"signal {facts.signal} ({name}){oom}"
-    return "nobody saw how it ended" if facts.exit_code is None else f"exit {facts.exit_code}"
+    if facts.signal is None and facts.exit_code is None:
+        return "nobody saw how it ended"
+    if facts.signal is None:
+        # A trainer whose data-loader worker was killed at the cap fails with a code of its own, and with words that name no memory.
+        oom = ", the kernel counted an out-of-memory kill in its tree" if facts.oom_kill_count and facts.exit_code != TrainerExit.FINISHED else ""
+        return f"exit {facts.exit_code}{oom}"
+    try:
+        name = signal.Signals(facts.signal).name
+    except ValueError:
+        name = "unnamed"
+    return f"signal {facts.signal} ({name}){', the kernel counted an out-of-memory kill' if facts.oom_kill_count else ''}"
 
 
 def next_try(

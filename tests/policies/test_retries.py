@@ -58,6 +58,17 @@ def test_137_alone_proves_nothing_and_the_kernels_counter_does() -> None:
     for facts in (ExitFacts(exit_code=137, signal=None, oom_kill_count=1), ExitFacts(exit_code=None, signal=9, oom_kill_count=1)):
         assert outcome_of_exit(facts, contract=True, asked=None).reason is Reason.OOM
     assert outcome_of_exit(ExitFacts(exit_code=None, signal=11, oom_kill_count=1), contract=True, asked=None).reason is Reason.SIGNAL
+    by_worker = outcome_of_exit(ExitFacts(exit_code=1, signal=None, oom_kill_count=1), contract=True, asked=None)
+    assert by_worker.reason is Reason.EXIT_NONZERO and by_worker.detail == "exit 1, the kernel counted an out-of-memory kill in its tree"
+
+
+def test_who_killed_a_trainer_that_had_only_been_asked_is_not_told_as_an_answer() -> None:
+    def detail(**facts: int) -> str:
+        return outcome_of_exit(ExitFacts(exit_code=None, signal=9, **facts), contract=True, asked=Reason.MEMORY).detail
+
+    assert "the kernel killed it before it had answered" in detail(oom_kill_count=1)
+    assert "somebody else killed it before it had answered" in detail()
+    assert "force was needed" in detail(forced=True)
 
 
 def test_a_plain_commands_exit_codes_have_no_meaning_of_ours() -> None:
