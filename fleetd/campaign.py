@@ -105,6 +105,8 @@ class AfterFreeze:
     evaluate: tuple[Split, ...] = ()
     report: bool = True
     memory_host_bytes: int = 2 * 1024**3
+    memory_accelerator_bytes: int = 2 * 1024**3
+    memory_demand: CapGrade = CapGrade.SAMPLED
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings handed to the evaluation task of our trainer (batch, threads, ...)."""
 

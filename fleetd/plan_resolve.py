@@ -262,8 +262,10 @@ def _task(resolution: Resolution, candidate: ResolvedCandidate) -> dict[str, Any
 
 def _after_freeze(file: PlanFile) -> AfterFreeze:
     section = file.after_freeze
+    cap = section.memory_cap
     return AfterFreeze(
-        evaluate=tuple(Split(split) for split in section.evaluate), report=section.report, memory_host_bytes=int(section.memory_cap.host),
+        evaluate=tuple(Split(split) for split in section.evaluate), report=section.report, memory_host_bytes=int(cap.host),
+        memory_accelerator_bytes=int(cap.accelerator), memory_demand=CapGrade(cap.demand),
         settings=section.training.model_dump(exclude_none=True),
     )
 

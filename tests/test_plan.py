@@ -11,7 +11,7 @@ import pytest
 from fleetd.campaign import Plan
 from fleetd.plan import LoadedPlan, load_plan, plan_schema
 from fleetd.wire import decode, encode
-from policies.facts import GIB, MIB, SignalTarget, Split
+from policies.facts import GIB, MIB, CapGrade, SignalTarget, Split
 from trainer.config import TrainTask, parse_task
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,6 +48,15 @@ def test_the_manpages_example_is_a_plan_for_our_trainer() -> None:
     assert set(wanted.split()) <= set(task)
     assert task["checkpoint"].keys() == {"every_steps", "every_seconds", "keep"}
     assert plan.after_freeze.evaluate == (Split.TEST,)
+
+
+def test_both_parts_of_the_cap_of_an_evaluation_and_its_demand_reach_the_plan(tmp_path: Path) -> None:
+    def terms(cap: str) -> tuple[int, int, CapGrade]:
+        found = written(tmp_path, SMALL + f"after_freeze: {{memory_cap: {cap}}}\n").plan.after_freeze
+        return found.memory_host_bytes, found.memory_accelerator_bytes, found.memory_demand
+
+    assert terms("{host: 3GiB, accelerator: 5GiB, demand: enforced}") == (3 * GIB, 5 * GIB, CapGrade.ENFORCED)
+    assert terms("4GiB") == (4 * GIB, 4 * GIB, CapGrade.SAMPLED)
 
 
 def test_the_commands_example_is_a_plan_of_ordinary_programs() -> None:

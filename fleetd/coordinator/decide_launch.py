@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from fleetd.campaign import CandidatePlan, HostPlan, Plan
+from fleetd.campaign import HostPlan, Plan
 from fleetd.coordinator.decide_hosts import needed_hosts
 from fleetd.coordinator.decide_runs import lacks_enforcement
 from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import HostSight, Request
-from fleetd.coordinator.specs import EVALUATE_PREFIX
+from fleetd.coordinator.specs import EVALUATE_PREFIX, caps_of
 from fleetd.coordinator.targets import is_over
 from fleetd.fleet import Campaign
+from fleetd.model import Caps
 from fleetd.wire import WireError, decode, encode
 from policies.deadlines import cutoff_at, reserve_seconds
 from policies.errors import ExplainedError, HostUnreachable, RequestRefused, from_json
@@ -156,26 +157,29 @@ def _check_hosts(pen: Pen, plan: Plan) -> None:
         if sight.facts is not None and not sight.facts.root_writable:
             what, fix = f"its root {host.root} can't be written", f"make {host.root} writable for the user that fleetd runs as"
             raise RequestRefused(f"host {host.name} can't be used", where=f"{host.name}:{host.root}", what=what, fix=fix)
-    for candidate in plan.candidates:
-        options = [known[name] for name in known if candidate.host in ("any", name)]
-        verdicts = [_fits(host, sight, candidate) for host, sight in options]
+    asking: list[tuple[str, str, Caps]] = [(f"candidate {each.name}", each.host, caps_of(each)) for each in plan.candidates]
+    if plan.after_freeze.evaluate:
+        asking.append(("after_freeze", "any", caps_of(plan.after_freeze)))
+    for name, wanted, caps in asking:
+        options = [each for host, each in known.items() if wanted in ("any", host)]
+        verdicts = [_fits(host, sight, caps) for host, sight in options]
         if verdicts and all(text is not None for text in verdicts):
             what = "; ".join(f"{host.name}: {text}" for (host, _), text in zip(options, verdicts, strict=True))
             raise RequestRefused(
-                f"candidate {candidate.name} fits no host", where=f"plan {plan.name}, candidate {candidate.name}", what=what,
+                f"{name} fits no host", where=f"plan {plan.name}, {name}", what=what,
                 fix="give it a smaller memory_cap, a host with more memory, or set memory_cap.demand: sampled",
             )
 
 
-def _fits(host: HostPlan, sight: HostSight, candidate: CandidatePlan) -> str | None:
+def _fits(host: HostPlan, sight: HostSight, caps: Caps) -> str | None:
     """Why the cap could never be kept on this host, or None when it could or nobody knows yet."""
     if sight.facts is None:
         return None
-    if (lacking := lacks_enforcement(sight.facts, candidate)) is not None:
+    if (lacking := lacks_enforcement(sight.facts, caps.demand)) is not None:
         return lacking
     verdict = admit(
         capacity_bytes=host.capacity_bytes or sight.facts.memory_total_bytes, floor_bytes=host.floor_bytes, available_bytes=None, committed=(),
-        asked_bytes=candidate.memory_host_bytes + (candidate.memory_accelerator_bytes if sight.facts.accelerators else 0),
+        asked_bytes=caps.host_bytes + (caps.accelerator_bytes if sight.facts.accelerators else 0),
     )
     return None if verdict.possible else verdict.text
 

@@ -10,10 +10,10 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from fleetd.campaign import CandidatePlan, HostPlan
+from fleetd.campaign import HostPlan
 from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import Job, Order, Sight
-from fleetd.coordinator.specs import asked_bytes, build_spec, build_task, candidate_of, host_plan, split_of, wish
+from fleetd.coordinator.specs import asked_bytes, asking, build_spec, build_task, candidate_of, host_plan, split_of, wish
 from fleetd.coordinator.strangers import memory_bytes, strangers, strangers_on
 from fleetd.coordinator.targets import AFTER_FREEZE
 from fleetd.fleet import Campaign, Fleet, Run
@@ -100,7 +100,7 @@ def _held_up(pen: Pen, campaign: Campaign, run: Run, host: HostPlan) -> str | No
         return f"host {host.name}: it does not answer"
     if known.drained:
         return f"host {host.name}: it is drained"
-    lacking = lacks_enforcement(sight.facts, candidate_of(campaign, run)) if run.kind is not RunKind.EVALUATE else None
+    lacking = lacks_enforcement(sight.facts, asking(campaign, run).memory_demand)
     if lacking is not None:
         return f"host {host.name}: {lacking}"
     if sight.reports is None:
@@ -122,10 +122,10 @@ def _held_up(pen: Pen, campaign: Campaign, run: Run, host: HostPlan) -> str | No
     return f"data on {host.name}"
 
 
-def lacks_enforcement(facts: HostFacts, candidate: CandidatePlan) -> str | None:
+def lacks_enforcement(facts: HostFacts, demand: CapGrade) -> str | None:
     """Why this host can't keep the demand for an enforced cap; None when it can, or none is made."""
     part = facts.cap_means.get("cgroup")
-    if candidate.memory_demand is not CapGrade.ENFORCED or (part is not None and part.grade is CapGrade.ENFORCED):
+    if demand is not CapGrade.ENFORCED or (part is not None and part.grade is CapGrade.ENFORCED):
         return None
     return f"it can't enforce the cap: {part.means if part is not None else 'it has not said how'}"
 

@@ -6,11 +6,12 @@ nothing of ours on any path.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fleetd.campaign import CandidatePlan, DataRole, HostPlan
+from fleetd.campaign import AfterFreeze, CandidatePlan, DataRole, HostPlan
 from fleetd.fleet import Campaign, Run
 from fleetd.model import Caps, DeadlineTerms, Owner, RunSpec, WantOrder
 from fleetd.paths import HostPaths
@@ -25,6 +26,16 @@ SSH_PYTHON = "python3"
 def candidate_of(campaign: Campaign, run: Run) -> CandidatePlan:
     """The plan's line for a training run."""
     return next(candidate for candidate in campaign.plan.candidates if candidate.name == run.candidate)
+
+
+def asking(campaign: Campaign, run: Run) -> CandidatePlan | AfterFreeze:
+    """The part of the plan that says what a run may use."""
+    return campaign.plan.after_freeze if run.kind is RunKind.EVALUATE else candidate_of(campaign, run)
+
+
+def caps_of(terms: CandidatePlan | AfterFreeze) -> Caps:
+    """What it asks of a host, before that host's floor is known."""
+    return Caps(host_bytes=terms.memory_host_bytes, accelerator_bytes=terms.memory_accelerator_bytes, floor_bytes=0, demand=terms.memory_demand)
 
 
 def host_plan(campaign: Campaign, name: str) -> HostPlan:
@@ -53,14 +64,14 @@ def split_of(run: Run) -> Split:
 
 def asked_bytes(campaign: Campaign, run: Run, *, has_accelerator: bool) -> int:
     """Bytes that admission counts for a run: the host part, and the accelerator part where the host has one."""
-    caps = _caps(campaign, run, floor_bytes=0)
+    caps = caps_of(asking(campaign, run))
     return caps.host_bytes + (caps.accelerator_bytes if has_accelerator else 0)
 
 
 def build_spec(campaign: Campaign, run: Run, host: HostPlan, *, owner: Owner, python: str, now: datetime) -> RunSpec:
     """The order to place `run` on `host` now."""
     deadline = DeadlineTerms(final_at=campaign.final_at, cutoff_at=campaign.cutoff_at)
-    caps = _caps(campaign, run, floor_bytes=host.floor_bytes)
+    caps = replace(caps_of(asking(campaign, run)), floor_bytes=host.floor_bytes)
     release = campaign.digests.get(release_key(host.name)) or campaign.digests[RELEASE]
     ours = _our_environment(host, release)
     interpreter = trainer_python(host, python)
@@ -121,17 +132,6 @@ def _data(campaign: Campaign, split: Split, host: HostPlan) -> dict[str, Any]:
     described = {"path": str(HostPaths(Path(host.root)).datasets / digest), "digest": digest, "split": found.shard_split or split.value}
     limit = found.tokens_per_document_max
     return described if limit is None else {**described, "tokens_per_document_max": limit}
-
-
-def _caps(campaign: Campaign, run: Run, *, floor_bytes: int) -> Caps:
-    if run.kind is RunKind.EVALUATE:
-        amount = campaign.plan.after_freeze.memory_host_bytes
-        return Caps(host_bytes=amount, accelerator_bytes=amount, floor_bytes=floor_bytes)
-    candidate = candidate_of(campaign, run)
-    return Caps(
-        host_bytes=candidate.memory_host_bytes, accelerator_bytes=candidate.memory_accelerator_bytes, floor_bytes=floor_bytes,
-        demand=candidate.memory_demand,
-    )
 
 
 def _digests(campaign: Campaign, scored: Split) -> dict[str, str]:

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fleetd.campaign import CandidatePlan, DataRole, HostPlan
+from fleetd.campaign import AfterFreeze, CandidatePlan, DataRole, HostPlan
 from fleetd.plan import LoadedPlan
 from fleetd.plan_resolve import listed_files, read_index
 from fleetd.plan_rules import cutoff_if_launched
@@ -18,7 +18,7 @@ from fleetd.screens import layout
 from fleetd.screens.layout import Line, Span, Tone, line, quiet
 from fleetd.screens.preflight import local_preflight
 from policies.deadlines import reserve_seconds
-from policies.facts import RESERVED_SPLITS, format_moment
+from policies.facts import RESERVED_SPLITS, CapGrade, format_moment
 
 __all__ = ["check_document", "local_preflight", "render_check"]
 
@@ -186,7 +186,7 @@ def _afterwards(loaded: LoadedPlan) -> list[tuple[str, list[Line]]]:
     splits = ", ".join(split.value for split in plan.after_freeze.evaluate) or "nothing by itself"
     settings = ", ".join(f"{key} {value}" for key, value in plan.after_freeze.settings.items())
     rule = f"by {plan.selection.criterion}, a later checkpoint only when better by {plan.selection.minimum_improvement:g}"
-    judging = [line(splits), *([line(settings)] if settings else []), line(f"under a cap of {show_size(plan.after_freeze.memory_host_bytes)}")]
+    judging = [line(splits), *([line(settings)] if settings else []), line(f"under a cap of {_judging_cap(plan.after_freeze)}")]
     report = "report.html and report.json" if plan.after_freeze.report else "none by itself: fleetd report"
     rows = [
         ("choose", [line(rule), _origin(loaded, "selection.criterion", "selection.minimum_improvement")]),
@@ -195,6 +195,13 @@ def _afterwards(loaded: LoadedPlan) -> list[tuple[str, list[Line]]]:
     ]
     rows += [("notify", [line(" ".join(each.command)), line(f"on {', '.join(each.on)}")]) for each in plan.notify]
     return rows
+
+
+def _judging_cap(terms: AfterFreeze) -> str:
+    """`2 GiB`, or both parts where they differ, and what is demanded of the host's."""
+    host, accelerator = terms.memory_host_bytes, terms.memory_accelerator_bytes
+    demand = ", enforced" if terms.memory_demand is CapGrade.ENFORCED else ""
+    return f"{show_size(host)}{'' if host == accelerator else f' and {show_size(accelerator)} of the accelerator'}{demand}"
 
 
 def _origin(loaded: LoadedPlan, *paths: str) -> Line:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +15,7 @@ from fleetd.fleet import Event, replay
 from fleetd.model import CapPart
 from fleetd.wire import decode
 from policies.errors import DataDamaged, RequestRefused
-from policies.facts import GIB, CampaignStage, CapGrade, Reason, RunState, Split
+from policies.facts import GIB, CampaignStage, CapGrade, Reason, RunKind, RunState, Split
 
 
 @pytest.fixture
@@ -157,6 +158,24 @@ def test_a_demand_for_an_enforced_cap_is_refused_where_no_host_can_keep_it_and_k
     for _ in range(2):
         both.round(work=False)
     assert (both.run("strict").host, both.run("easy").host) == ("able", "bare")
+
+
+def test_an_evaluation_runs_under_both_parts_of_its_own_cap_and_where_its_demand_is_kept() -> None:
+    terms = AfterFreeze(evaluate=(Split.TEST,), memory_host_bytes=GIB, memory_accelerator_bytes=3 * GIB, memory_demand=CapGrade.ENFORCED)
+    fleet = VirtualCoordinator()
+    fleet.launch(plan(after_freeze=terms))
+    fleet.tick()
+    fleet.until(CampaignStage.EVALUATED)
+    caps = next(run.spec.caps for run in fleet.fleet.runs.values() if run.kind is RunKind.EVALUATE and run.spec is not None)
+    assert (caps.host_bytes, caps.accelerator_bytes, caps.floor_bytes, caps.demand) == (GIB, 3 * GIB, GIB, CapGrade.ENFORCED)
+
+    for changes in ({"memory_host_bytes": 20 * GIB}, {"memory_demand": CapGrade.ENFORCED}):
+        bare = VirtualCoordinator()
+        bare.hosts["gx10"].cgroup = CapPart(grade=CapGrade.ABSENT, means="no cgroup is mounted")
+        number = bare.launch(plan(after_freeze=replace(AfterFreeze(evaluate=(Split.TEST,)), **changes)))
+        for _ in range(3):
+            bare.round()
+        assert refusal(bare, number)["title"] == "after_freeze fits no host", "known at launch, not in the night of the freeze"
 
 
 def test_any_goes_where_most_memory_is_free() -> None:
