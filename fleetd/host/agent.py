@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetd import clock, faults, logs
-from fleetd.host import cradle, meters, reading, rundir, tidy
+from fleetd.host import cradle, devices, meters, reading, rundir, tidy
 from fleetd.host.ownership import claim, explain_os_error
 from fleetd.host.processes import boot_id
 from fleetd.host.reports import Reports
@@ -197,7 +197,7 @@ class Agent:
     def _facts(self) -> HostFacts:
         if self._cgroup_part is None:
             self._cgroup_part = cradle.host_part(self.root)
-        accelerators = meters.accelerator_names()
+        accelerators = devices.names()
         return HostFacts(
             hostname=platform.node(), boot_id=boot_id(), kernel=platform.release(), python=platform.python_version(), architecture=platform.machine(),
             cpu_count=os.cpu_count() or 1, memory_total_bytes=meters.total_bytes(), memory_available_bytes=meters.available_bytes() or 0,
@@ -219,12 +219,20 @@ class Agent:
 
 def _cap_means(cgroup: CapPart, accelerators: tuple[str, ...]) -> dict[str, CapPart]:
     """What each part of a cap can be on this host. How strongly it holds for one run is said by that run's observation."""
-    device = CapPart(grade=CapGrade.SAMPLED, means=f"device bytes of the tree each second, beside the trainer's own limit: {', '.join(accelerators)}")
     return {
         "cgroup": cgroup, "sampler": CapPart(grade=CapGrade.SAMPLED, means="anonymous and shared memory of the tree, four times a second or faster"),
-        "allocator": device if accelerators else CapPart(grade=CapGrade.ABSENT, means="no accelerator"),
+        "allocator": _device_part(accelerators),
         "floor": CapPart(grade=CapGrade.SAMPLED, means="MemAvailable of the host, each second or faster"),
     }
+
+
+def _device_part(accelerators: tuple[str, ...]) -> CapPart:
+    """Beside the limit of the trainer's own allocator, which each run names for itself."""
+    if not accelerators:
+        return CapPart(grade=CapGrade.ABSENT, means=f"no accelerator ({devices.why_none() or 'none answers'})")
+    if not devices.sees_machine_pids():
+        return CapPart(grade=CapGrade.ABSENT, means=f"{', '.join(accelerators)}: {devices.FOREIGN_PIDS}")
+    return CapPart(grade=CapGrade.SAMPLED, means=f"device bytes of the tree each second, beside the trainer's own limit: {', '.join(accelerators)}")
 
 
 def _object(request: dict[str, Any], name: str) -> dict[str, Any]:

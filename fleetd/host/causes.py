@@ -1,7 +1,7 @@
 """Why an attempt has to stop: an order, the deadline, memory, a stall. Pure; `decide` asks, and the most urgent cause answers.
 
     urgent (SIGKILL at once)    stop --now · the cutoff has come · hard line of the cap · half of the host's floor
-    with the ladder             stop --graceful · the last safe moment · soft line · the host's floor · a stall
+    with the ladder             stop --graceful · the last safe moment · soft line · the host's floor · a member killed by the kernel · a stall
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Cause:
 
 def stop_cause(sight: HostSight, attempt: AttemptSight, history: History) -> Cause | None:
     """Why the attempt has to stop, the most urgent first; None when it may go on."""
-    asked = (by_order(sight), _by_deadline(sight, history), _by_memory(sight), _by_stall(sight, attempt, history))
+    asked = (by_order(sight), _by_deadline(sight, history), _by_memory(sight), _by_kernel(attempt), _by_stall(sight, attempt, history))
     found = [cause for cause in asked if cause is not None]
     urgent = [cause for cause in found if cause.mode is StopMode.NOW]
     return next(iter((*urgent, *found)), None)
@@ -56,7 +56,8 @@ def memory_verdict(sight: HostSight) -> memory.MemoryVerdict:
     caps, look = sight.spec.caps, sight.memory
     return memory.judge(
         host_cap_bytes=caps.host_bytes, accelerator_cap_bytes=caps.accelerator_bytes, floor_bytes=caps.floor_bytes, soft_fraction=caps.soft_fraction,
-        host_bytes=look.host_bytes, accelerator_bytes=look.accelerator_bytes, available_bytes=look.available_bytes,
+        host_bytes=look.host_bytes, available_bytes=look.available_bytes,
+        accelerator_bytes=look.accelerator_least_bytes if look.accelerator_bytes is None else look.accelerator_bytes,
     )
 
 
@@ -66,6 +67,17 @@ def _by_memory(sight: HostSight) -> Cause | None:
         return None
     assert verdict.reason is not None
     return Cause(verdict.reason, StopMode.NOW if verdict.line is memory.Line.HARD else StopMode.GRACEFUL, verdict.text)
+
+
+def _by_kernel(attempt: AttemptSight) -> Cause | None:
+    """The kernel took a member and left the leader: where it can't end a group as a whole (cgroup v1), or for the machine's sake. What is
+    left of the tree has room to save, and nobody knows what it is worth without the one that is gone."""
+    if attempt.oom_kill_count == 0:
+        return None
+    what = f"the kernel has killed {attempt.oom_kill_count} of its processes for memory"
+    if attempt.is_limit_hit:
+        return Cause(Reason.MEMORY, StopMode.GRACEFUL, f"{what}, at the limit of the cap")
+    return Cause(Reason.HOST_MEMORY, StopMode.GRACEFUL, f"{what}; the machine had none left")
 
 
 def _by_stall(sight: HostSight, attempt: AttemptSight, history: History) -> Cause | None:

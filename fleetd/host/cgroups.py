@@ -26,6 +26,8 @@ REMOVE_TRIES_MAX = 40
 REMOVE_WAIT_SECONDS = 0.05
 V1_UNLIMITED_BYTES = 1 << 60
 """cgroup v1 writes "no limit" as a number near 2**63."""
+CHARGE_PAGES_MAX = 64
+"""The kernel charges pages to a group in batches of up to so many (MEMCG_CHARGE_BATCH)."""
 _HELD_KEYS_V2 = ("anon", "shmem")
 _HELD_KEYS_V1 = ("total_rss", "total_shmem", "total_swap")
 _HELD_KEYS = frozenset(_HELD_KEYS_V2 + _HELD_KEYS_V1)
@@ -128,11 +130,14 @@ def limit_read_back(hierarchy: Hierarchy, folder: str, limit_bytes: int) -> int:
     """What the kernel keeps of a limit: rounded down to whole pages. OSError for anything else, which is no limit of ours."""
     name = "memory.limit_in_bytes" if hierarchy.kind == "v1" else "memory.max"
     text = _read(f"{folder}/{name}") or "nothing"
-    set_bytes = int(text) if text.isdigit() else V1_UNLIMITED_BYTES
-    page_bytes = os.sysconf("SC_PAGE_SIZE")
-    if not limit_bytes - page_bytes < set_bytes <= limit_bytes:
+    if not _is_limit(text, limit_bytes):
         raise OSError(errno.EINVAL, f"the limit reads back as {text}, not {limit_bytes}")
-    return set_bytes
+    return int(text)
+
+
+def _is_limit(text: str, limit_bytes: int) -> bool:
+    set_bytes = int(text) if text.isdigit() else V1_UNLIMITED_BYTES
+    return limit_bytes - os.sysconf("SC_PAGE_SIZE") < set_bytes <= limit_bytes
 
 
 def end_as_a_whole(folder: str) -> None:
@@ -153,6 +158,29 @@ def oom_kills(group: Group) -> int | None:
             if key == "oom_kill":
                 return int(value)
     return None
+
+
+def limit_was_hit(group: Group) -> bool:
+    """Whether this group ever stood at its limit: a kill in one that never did was for want of memory on the whole machine."""
+    if group.memory is None:
+        return False
+    events = dict(line.partition(" ")[::2] for line in (_read(f"{group.memory}/memory.events") or "").splitlines())
+    if "oom" in events:
+        return events["oom"] != "0"
+    # v1 has no such count (newer kernels keep memory.failcnt at 0): the most it ever held stands at the limit, but for a batch of pages.
+    most, limit = (_read(f"{group.memory}/{name}") or "" for name in ("memory.max_usage_in_bytes", "memory.limit_in_bytes"))
+    return most.isdigit() and limit.isdigit() and int(most) + CHARGE_PAGES_MAX * os.sysconf("SC_PAGE_SIZE") > int(limit)
+
+
+def limit_fault(group: Group, limit_bytes: int) -> str:
+    """Why the limit no longer holds, in words; empty when it reads back as it was set. A group that has vanished says nothing."""
+    if group.memory is None:
+        return ""
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        text = _read(f"{group.memory}/{name}")
+        if text is not None and not _is_limit(text, limit_bytes):
+            return f"the limit reads back as {text} now, not {limit_bytes}"
+    return ""
 
 
 def peak_bytes(group: Group) -> int | None:

@@ -19,7 +19,7 @@ from fleetd.host.sight import AttemptSight, HostSight
 from fleetd.model import ExitRecord
 from policies import retries
 from policies.escalation import Rung, rung_at
-from policies.facts import OnReboot, Reason, RunState, StopMode, Want
+from policies.facts import CapGrade, OnReboot, Reason, RunState, StopMode, Want
 from policies.identity import Standing
 from policies.lifecycle import FINAL, SETTLED
 from policies.memory import Line
@@ -291,6 +291,8 @@ def _alarms_due(sight: HostSight, history: History) -> dict[str, str]:
     if is_foreign and attempt.unverified_seconds >= (0.0 if attempt.is_dead else IDENTITY_PATIENCE_SECONDS):
         wish = " although a stop was ordered" if by_order(sight) else ""
         due["identity"] = f"cannot verify the trainer: {attempt.standing_text}; nothing is signalled{wish}"
+    if attempt.cap_fault and sight.spec.caps.demand is CapGrade.ENFORCED:
+        due["cap"] = f"the plan demands an enforced cap, and this one no longer is: {attempt.cap_fault}"
     if attempt.standing is None and attempt.age_seconds >= LAUNCH_PATIENCE_SECONDS:
         due["launch"] = f"the shim has started no trainer for {LAUNCH_PATIENCE_SECONDS:.0f} s"
     waits = history.leader_gone_seconds is not None and sight.boottime_seconds - history.leader_gone_seconds >= EXIT_PATIENCE_SECONDS

@@ -5,15 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
-from fleetd import logs
 from fleetd.host.processes import open_process, read_file, stat_fields
 from fleetd.host.tree import Member
-from policies.memory import gib
-
-INITIAL_PID_NAMESPACE = 0xEFFFFFFC
-"""The inode of the machine's own pid namespace (linux/proc_ns.h). NVML counts pids there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,43 +64,6 @@ def total_bytes() -> int:
     return total
 
 
-def accelerator_bytes(members: tuple[Member, ...], used: dict[int, int | None] | None) -> int | None:
-    """Device bytes of these processes by what `device_bytes_by_pid` said; None without NVML or where the device says not available."""
-    if used is None:
-        return None
-    ours = [used[member.identity.pid] for member in members if member.identity.pid in used]
-    if not ours and not sees_machine_pids():
-        return None  # NVML names pids of the machine, we see those of a container: nothing found proves nothing
-    return None if any(amount is None for amount in ours) else sum(amount for amount in ours if amount is not None)
-
-
-def accelerator_names() -> tuple[str, ...]:
-    """`NVIDIA H200 (139.8 GiB)` each; empty without NVML."""
-    nvml = _nvml()
-    if nvml is None:
-        return ()
-    names = []
-    for index in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        name = _text(nvml.nvmlDeviceGetName(handle))
-        try:
-            names.append(f"{name} ({gib(int(nvml.nvmlDeviceGetMemoryInfo(handle).total))})")
-        except nvml.NVMLError:
-            names.append(name)  # memory shared with the CPU: the device has no total of its own
-    return tuple(names)
-
-
-def driver_version() -> str | None:
-    """The accelerator driver's own version; None without NVML or where it does not say."""
-    nvml = _nvml()
-    if nvml is None:
-        return None
-    try:
-        return _text(nvml.nvmlSystemGetDriverVersion())
-    except nvml.NVMLError:
-        return None
-
-
 def _resident_bytes(member: Member) -> int | None:
     data = _file_of(member, "status")
     return None if data is None else _sum_kib(data, (b"RssAnon", b"RssShmem", b"VmSwap"))
@@ -144,49 +101,3 @@ def _meminfo(name: str) -> int | None:
             return next((int(line.split()[1]) * 1024 for line in file if line.startswith(f"{name}:")), None)
     except (OSError, ValueError):
         return None
-
-
-def device_bytes_by_pid() -> dict[int, int | None] | None:
-    """Bytes by pid over all devices; a value is None where a device does not say. None when there is no NVML to ask."""
-    nvml = _nvml()
-    if nvml is None:
-        return None
-    used: dict[int, int | None] = {}
-    try:
-        for index in range(nvml.nvmlDeviceGetCount()):
-            for process in nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByIndex(index)):
-                before, amount = used.get(process.pid, 0), process.usedGpuMemory
-                used[process.pid] = None if before is None or amount is None else before + int(amount)
-    except nvml.NVMLError as fault:
-        logs.failed("nvml_silent", because=fault)
-        return None
-    return used
-
-
-_loaded: list[ModuleType | None] = []
-
-
-def _nvml() -> ModuleType | None:
-    """pynvml, started; looked for once per process, since a machine does not grow a driver under a running supervisor."""
-    if not _loaded:
-        try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            _loaded.append(pynvml)
-        except ImportError:
-            _loaded.append(None)
-        except pynvml.NVMLError:
-            _loaded.append(None)
-    return _loaded[0]
-
-
-def sees_machine_pids() -> bool:
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino == INITIAL_PID_NAMESPACE
-    except OSError:
-        return False
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value

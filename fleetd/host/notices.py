@@ -163,7 +163,7 @@ def _memory_sight(sight: HostSight, history: History, watch: AttemptWatch | None
     record = watch.record.value if watch is not None else None
     sampled = CapPart(grade=CapGrade.SAMPLED, means=sight.memory.means)
     parts = {
-        "cgroup": record.cap if record is not None else CapPart(grade=CapGrade.ABSENT, means="no attempt yet"),
+        "cgroup": _cgroup_part(sight, record.cap) if record is not None else CapPart(grade=CapGrade.ABSENT, means="no attempt yet"),
         "sampler": sampled if sight.memory.host_bytes is not None else CapPart(grade=CapGrade.ABSENT, means="no process to look at"),
         "allocator": _allocator_part(sight, history),
         "floor": CapPart(grade=CapGrade.SAMPLED, means=f"MemAvailable each second, floor {gib(sight.spec.caps.floor_bytes)}"),
@@ -174,9 +174,15 @@ def _memory_sight(sight: HostSight, history: History, watch: AttemptWatch | None
     )
 
 
+def _cgroup_part(sight: HostSight, born: CapPart) -> CapPart:
+    fault = sight.attempt.cap_fault if sight.attempt is not None else ""
+    return CapPart(grade=CapGrade.ABSENT, means=f"{born.means}; but {fault}") if fault else born
+
+
 def _allocator_part(sight: HostSight, history: History) -> CapPart:
     limit_bytes, seen = history.progress.accelerator_limit_bytes, sight.memory.accelerator_bytes is not None
-    looked = "device bytes of the tree each second" if seen else "no device bytes can be read here"
+    why = sight.memory.accelerator_why or "nobody looked"
+    looked = "device bytes of the tree each second" if seen else f"no device bytes can be read here ({why})"
     if limit_bytes is not None:
         return CapPart(grade=CapGrade.ENFORCED, means=f"the trainer's allocator refuses more than {gib(limit_bytes)}; {looked}")
     return CapPart(grade=CapGrade.SAMPLED if seen else CapGrade.ABSENT, means=f"{looked}; the trainer has named no limit of its allocator")

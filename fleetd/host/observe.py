@@ -18,13 +18,13 @@ from fleetd import clock
 from fleetd.clock import Moment
 from fleetd.host import cgroups, meters, rundir, tree
 from fleetd.host.history import History
-from fleetd.host.processes import Grip, boot_id, grip
+from fleetd.host.processes import Grip, boot_id, grip, look
 from fleetd.host.sampler import Sampler
 from fleetd.host.sight import AttemptSight, HostSight, MemoryLook
 from fleetd.model import ExitRecord, RunSpec
 from fleetd.paths import RunPaths
 from policies.deadlines import EffectiveTime
-from policies.facts import ProcessIdentity
+from policies.facts import CapGrade, ProcessIdentity
 from policies.identity import Standing
 
 SCAN_SECONDS = 10.0
@@ -87,8 +87,8 @@ class Held:
 class AttemptWatch:
     """One attempt from its folder to its exit: its record, its leader, its shim, its tree."""
 
-    def __init__(self, paths: RunPaths, number: int, began_seconds: float, shim_pid: int | None) -> None:
-        self.paths, self.number, self.began_seconds = paths, number, began_seconds
+    def __init__(self, paths: RunPaths, number: int, began_seconds: float, shim_pid: int | None, limit_bytes: int) -> None:
+        self.paths, self.number, self.began_seconds, self.limit_bytes = paths, number, began_seconds, limit_bytes
         self.shim_pid = shim_pid
         """Of the shim that this very supervisor started, and has not reaped."""
         self.is_shim_reaped = False
@@ -102,6 +102,8 @@ class AttemptWatch:
         self.seen_pids: frozenset[int] = frozenset()
         self.unverified_since_seconds: float | None = None
         self.oom_kill_count = 0
+        self.is_limit_hit = True
+        self.cap_fault = ""
         self.host_peak_bytes: int | None = None
         self.is_adopted = shim_pid is None
 
@@ -119,14 +121,29 @@ class AttemptWatch:
             self._scan(seconds, record)
         if record is not None:
             self._count_kills(record, exit_record)
+            self.cap_fault = "" if has_ended else self._cap_fault(record)
         return AttemptSight(
             number=self.number, standing=self.leader.standing, standing_text=self.leader.text, is_dead=self.leader.is_dead,
             is_executed=record is not None and record.is_executed, exit=exit_record, tree_count=self._tree_count(record),
             shim_is_alive=self._shim_is_alive(seconds), is_started=rundir.is_started(self.paths, self.number),
             age_seconds=seconds - self.began_seconds, host_rebooted=record is not None and record.identity.boot_id != boot_id(),
             unverified_seconds=0.0 if self.unverified_since_seconds is None else seconds - self.unverified_since_seconds,
-            oom_kill_count=self.oom_kill_count, is_contested=self._is_contested(record),
+            oom_kill_count=self.oom_kill_count, is_limit_hit=self.is_limit_hit, cap_fault=self.cap_fault, is_contested=self._is_contested(record),
         )
+
+    def welcome(self, seconds: float) -> bool:
+        """Take in whoever was born since the last look, where no cgroup counts for us. Whether anybody was, or went."""
+        record = self.record.value
+        if record is None or self.leader.standing is not Standing.VERIFIED:
+            return False
+        group, before = cgroups.decode_group(record.cgroup), self.members
+        if group.memory is not None:
+            return False
+        if not group.folders:
+            self._welcome(record)
+        elif cgroups.processes_in(group) != self.cgroup_pids:
+            self._scan(seconds, record)
+        return self.members is not before
 
     def never(self) -> frozenset[int]:
         """Pids that no signal of ours may reach although they may look like the tree: this supervisor, the shim, and whoever has the
@@ -161,7 +178,7 @@ class AttemptWatch:
 
     def _welcome(self, record: rundir.AttemptRecord) -> None:
         """Without a cgroup that lists them, whoever was born since the last look is asked whether it is of the tree: a child that
-        eats memory is seen within a second, and the rest of /proc is left alone until the next whole scan."""
+        eats memory is seen at the next peek, and the rest of /proc is left alone until the next whole scan."""
         pids = tree.all_pids()
         born, self.seen_pids = pids - self.seen_pids, pids
         if born:
@@ -178,6 +195,18 @@ class AttemptWatch:
             record.token, record.session, record.cgroup, record.identity, never=untouchable, ancestor=self.ancestor(),
         )
         self.scanned_seconds = seconds
+
+    def _cap_fault(self, record: rundir.AttemptRecord) -> str:
+        """A limit may be changed under us, and root may leave a cgroup: what was enforced at the birth is said only as long as it is."""
+        group = cgroups.decode_group(record.cgroup)
+        if group.memory is None or record.cap.grade is not CapGrade.ENFORCED:
+            return ""
+        inside = cgroups.processes_in(cgroups.Group(memory=group.memory))
+        outside = [member.identity for member in self.members if member.identity.pid not in inside]
+        living = [identity.pid for identity in outside if look(identity).is_verified]
+        if living:
+            return f"pid {living[0]} of the tree lives outside of it"
+        return cgroups.limit_fault(group, self.limit_bytes)
 
     def _tree_count(self, record: rundir.AttemptRecord | None) -> int | None:
         """Living members beside a leader that has ended; a zombie leader is no member."""
@@ -209,6 +238,8 @@ class AttemptWatch:
     def _count_kills(self, record: rundir.AttemptRecord, exit_record: ExitRecord | None) -> None:
         counted = cgroups.oom_kills(cgroups.decode_group(record.cgroup))
         if counted is not None:
+            if counted > self.oom_kill_count:
+                self.is_limit_hit = cgroups.limit_was_hit(cgroups.decode_group(record.cgroup))
             self.oom_kill_count = max(self.oom_kill_count, counted)
         said = exit_record.evidence.get("oom_kills") if exit_record is not None else None
         if isinstance(said, int):
@@ -234,7 +265,7 @@ class Observer:
         """Watch this attempt from now on. `shim_pid` is None for one that another supervisor started."""
         if self.watch is not None:
             self.watch.close()
-        self.watch = AttemptWatch(self.paths, number, seconds, shim_pid)
+        self.watch = AttemptWatch(self.paths, number, seconds, shim_pid, self.spec.caps.host_bytes)
         self.sampler = Sampler(self.spec.caps)
         self._is_watching = True
 
@@ -277,8 +308,13 @@ class Observer:
             except OSError:
                 time.sleep(min(1.0, left_seconds))
                 return
-            if ended or clock.boottime_seconds() >= until_seconds or self.sampler.peek(clock.boottime_seconds()):
+            if ended or clock.boottime_seconds() >= until_seconds or self._peek(clock.boottime_seconds()):
                 return
+
+    def _peek(self, seconds: float) -> bool:
+        if self.watch is not None and self._is_watching and self.watch.welcome(seconds):
+            self.sampler.welcome(self.watch.members)
+        return self.sampler.peek(seconds)
 
     def _attempt(self, seconds: float, history: History) -> AttemptSight | None:
         if self.watch is None or history.is_attempt_over:

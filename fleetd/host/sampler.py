@@ -1,8 +1,8 @@
 """The sampler: what a trainer's tree holds, looked at as often as its growth asks for, and as cheaply as it can be told.
 
     in a cgroup of ours   anon + shmem of memory.stat, and what members outside of it hold: exact, 20 microseconds
-    elsewhere             RssAnon + RssShmem + VmSwap summed, which can only be too high; from the soft line on the proportional share
-                          (30 to 75 ms for a few GiB) decides, read for a twentieth of the time at most
+    elsewhere             RssAnon + RssShmem + VmSwap summed, which can only be too high, and files in memory that are open and not mapped;
+                          from the soft line on the proportional share (30 to 75 ms for a few GiB) decides, read for a twentieth of the time
 Between two looks of the supervisor `peek` reads the quick figure alone, four times a second and faster while it grows.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 
-from fleetd.host import cgroups, meters
+from fleetd.host import cgroups, devices, meters, tmpfs
 from fleetd.host.processes import open_process, stat_fields
 from fleetd.host.sight import MemoryLook
 from fleetd.host.tree import Member
@@ -21,7 +21,7 @@ from policies.memory import gib, lines_of, look_again_seconds
 PEEK_SECONDS = 0.25
 PEEK_SECONDS_MIN = 0.02
 EXACT_TIME_SHARE = 0.05
-"""Of the time, what may go into reading proportional shares."""
+"""Of the time, what may go into reading proportional shares, and as much into looking for files in memory."""
 GROWTH_MEMORY_SHARE = 0.5
 """Allocation comes in bursts: after each look at least this share of the growth seen before is still expected."""
 DEVICE_CALM_SECONDS = 1.0
@@ -66,8 +66,14 @@ class Sampler:
         self._now_bytes: int | None = None
         self._shared_bytes = 0
         """By how much the quick figure was too high when it was last compared with the exact one."""
-        self._exact_due_seconds = float("-inf")
+        self._unmapped_bytes = 0
+        """Of files in memory that no resident size shows."""
+        self._exact_due_seconds = self._unmapped_due_seconds = float("-inf")
         self._host, self._device, self._free = Growth(), Growth(), Growth()
+
+    def welcome(self, members: tuple[Member, ...]) -> None:
+        """Between two looks: the tree as it is now."""
+        self._members = members
 
     def rest(self) -> MemoryLook:
         """No verified trainer lives: only the host is looked at."""
@@ -78,12 +84,13 @@ class Sampler:
     def look(self, members: tuple[Member, ...], cgroup: str | None, seconds: float) -> MemoryLook:
         self._members, self._group = members, cgroups.decode_group(cgroup)
         host_bytes, means = self._measure(seconds)
-        used = meters.device_bytes_by_pid()
-        for member in members:
-            if used is not None and used.get(member.identity.pid, 0) != 0:
-                self.device_members[member.identity.pid] = member
+        use = devices.look()
+        device = devices.bytes_of((member.identity.pid for member in members), use)
+        if devices.sees_machine_pids():
+            self.device_members |= {member.identity.pid: member for member in members if use.holds(member.identity.pid)}
         self.memory = MemoryLook(
-            host_bytes=host_bytes, accelerator_bytes=meters.accelerator_bytes(members, used), available_bytes=meters.available_bytes(), means=means,
+            host_bytes=host_bytes, accelerator_bytes=device.known, accelerator_least_bytes=device.least, accelerator_why=device.why,
+            available_bytes=meters.available_bytes(), means=means,
         )
         self._now_bytes = host_bytes
         self._host.see(seconds, host_bytes)
@@ -93,6 +100,8 @@ class Sampler:
 
     def peek(self, seconds: float) -> bool:
         """Whether the host's part has reached a line that it had not at the last look."""
+        if self._unmapped_bytes > 0:  # a tree that uses such files is watched for them, others only at each look
+            self._see_unmapped(seconds)
         before_bytes, (quick_bytes, _) = self.memory.host_bytes, self._quick()
         if quick_bytes is None or before_bytes is None:
             return False
@@ -127,16 +136,17 @@ class Sampler:
 
     def device_left(self, leader_pid: int) -> str:
         """What of an ended tree the devices still hold, in words. A pid that is somebody else's by now counts for nothing."""
-        used = meters.device_bytes_by_pid()
-        if used is None:
-            return "the device no longer answers, and held memory of this tree" if self.device_members else ""
-        pids = {*self.device_members, *((leader_pid,) if meters.sees_machine_pids() else ())}
-        left = [(pid, used[pid]) for pid in sorted(pids) if used.get(pid, 0) != 0 and not _is_taken(pid)]
-        words = [f"pid {pid} ({'an unknown amount' if amount is None else gib(amount)})" for pid, amount in left]
-        return f"the device still holds memory of {', '.join(words)}" if words else ""
+        use = devices.look()
+        pids = {*self.device_members, *((leader_pid,) if devices.sees_machine_pids() else ())}
+        left = [pid for pid in sorted(pids) if use.holds(pid) and not _is_taken(pid)]
+        words = [f"pid {pid} ({'an unknown amount' if pid in use.unsaid else gib(use.by_pid[pid])})" for pid in left]
+        if words:
+            return f"the device still holds memory of {', '.join(words)}"
+        return f"the device no longer answers ({use.trouble}), and held memory of this tree" if use.trouble and self.device_members else ""
 
     def _measure(self, seconds: float) -> tuple[int | None, str]:
         """The host's part as exactly as it is worth now, and by what means."""
+        self._see_unmapped(seconds)
         quick_bytes, is_exact = self._quick()
         if quick_bytes is None or is_exact:
             self._shared_bytes = 0
@@ -149,15 +159,23 @@ class Sampler:
             exact = meters.tree_memory(self._members, near_bytes=0)
             spent_seconds = time.perf_counter() - began_seconds
             self._exact_due_seconds = seconds + spent_seconds / EXACT_TIME_SHARE
-            self._shared_bytes = max(0, quick_bytes - exact.host_bytes) if exact.is_exact and exact.host_bytes is not None else 0
+            is_told = exact.is_exact and exact.host_bytes is not None
+            self._shared_bytes = max(0, quick_bytes - self._unmapped_bytes - (exact.host_bytes or 0)) if is_told else 0
         return max(0, quick_bytes - self._shared_bytes), _BY_SHARE
+
+    def _see_unmapped(self, seconds: float) -> None:
+        if self._group.memory is None and seconds >= self._unmapped_due_seconds:
+            began_seconds = time.perf_counter()
+            self._unmapped_bytes = tmpfs.unmapped_bytes(self._members)
+            self._unmapped_due_seconds = seconds + (time.perf_counter() - began_seconds) / EXACT_TIME_SHARE
 
     def _quick(self) -> tuple[int | None, bool]:
         """A figure that costs next to nothing, and whether it counts shared pages once."""
         held_bytes = cgroups.held_bytes(self._group)
         if held_bytes is None:
-            return meters.tree_memory(self._members).host_bytes, False
-        inside = set(cgroups.processes_in(self._group))
+            summed_bytes = meters.tree_memory(self._members).host_bytes
+            return None if summed_bytes is None else summed_bytes + self._unmapped_bytes, False
+        inside = set(cgroups.processes_in(cgroups.Group(memory=self._group.memory)))
         outside = tuple(member for member in self._members if member.identity.pid not in inside)
         return held_bytes + (meters.tree_memory(outside).host_bytes or 0 if outside else 0), True
 

@@ -31,6 +31,10 @@ class AttemptSight:
     unverified_seconds: float = 0.0
     host_rebooted: bool = False
     oom_kill_count: int = 0
+    is_limit_hit: bool = True
+    """Of these kills: whether they were at the tree's own limit, not for want of memory on the whole machine."""
+    cap_fault: str = ""
+    """Why the kernel's part of the cap no longer holds the whole tree, in words."""
     device_left: str = ""
     """What of an ended tree a device still holds, in words; empty when nothing, or when there is no device to ask."""
     is_contested: bool = False
@@ -41,6 +45,10 @@ class AttemptSight:
 class MemoryLook:
     host_bytes: int | None = None
     accelerator_bytes: int | None = None
+    accelerator_least_bytes: int | None = None
+    """Where the whole is not known: what the tree holds at the very least."""
+    accelerator_why: str = ""
+    """Why the accelerator's bytes are not known."""
     available_bytes: int | None = None
     means: str = "RssAnon + RssShmem + VmSwap of the tree each second, faster near the line"
     """By which figures the host's part was sampled."""

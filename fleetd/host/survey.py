@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetd import clock
-from fleetd.host import cradle, meters
+from fleetd.host import cradle, devices, meters
 from fleetd.host.processes import boot_id
 from fleetd.wire import decode, dumps
 from policies.facts import ENV_RUN_DIR
@@ -44,7 +44,7 @@ MACHINE_DIGEST_SALT = b"fleetd machine "
 def look(root: Path) -> HostSurvey:
     """Everything that can be seen without asking anybody's permission."""
     moment = clock.read()
-    accelerators, driver = meters.accelerator_names(), meters.driver_version()
+    accelerators, driver = devices.names(), devices.driver_version()
     cap = cradle.host_part(root)
     return HostSurvey(
         machine=_machine(), hostname=platform.node(), boot_id=boot_id(), kernel=platform.release(), architecture=platform.machine(),
@@ -159,8 +159,9 @@ def _reboots_by_itself() -> bool:
 
 
 def _accelerator_users(root: Path) -> tuple[AcceleratorUser, ...]:
-    found = []
-    for pid, amount in sorted((meters.device_bytes_by_pid() or {}).items()):
+    found, use = [], devices.look()
+    for pid in sorted({*use.by_pid, *use.unsaid}):
+        amount = None if pid in use.unsaid else use.by_pid[pid]
         name, user, ours = _process(pid, root)
         found.append(AcceleratorUser(pid=pid, name=name, user=user, bytes=amount, is_ours=ours))
     return tuple(found)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from host_runs import HostRun, spec_for, wait_for
 
-from fleetd.host import meters
+from fleetd.host import devices
 from fleetd.host.processes import identity_of
 from fleetd.host.sampler import Sampler
 from fleetd.host.tree import Member
@@ -140,7 +140,7 @@ print(Sampler(Caps(host_bytes=1, accelerator_bytes=1, floor_bytes=0)).device_lef
 """
 
 
-@pytest.mark.skipif(not meters.sees_machine_pids(), reason="NVML names pids of the machine, which are not seen from here")
+@pytest.mark.skipif(not devices.sees_machine_pids(), reason="NVML names pids of the machine, which are not seen from here")
 def test_device_memory_under_a_dead_pid_is_named_and_that_of_the_pids_next_owner_is_not(device: Path) -> None:
     dead = subprocess.Popen((sys.executable, "-c", "pass"))
     dead.wait()

@@ -191,6 +191,19 @@ def test_without_a_cgroup_a_child_born_since_the_last_scan_is_found_at_the_next_
         child.communicate(b"\n")
 
 
+def test_a_file_in_memory_is_watched_between_two_looks_from_the_first_on() -> None:
+    code = (
+        "import os; file = os.memfd_create('x'); os.write(file, b'x' * 2**20); os.write(1, b'0\\n')\n"
+        "while os.read(0, 1) == b'm':\n os.write(file, b'x' * (200 * 2**20)); os.write(1, b'more\\n')"
+    )
+    with running(code) as (child, members):
+        watched = Sampler(CAPS)
+        before_bytes = watched.look(members, None, 1.0).host_bytes
+        grow(child)
+        assert not watched.peek(1.0000001), "it has cost its share of the time"
+        assert watched.peek(60.0) and before_bytes is not None and before_bytes < 100 * MIB
+
+
 ORDINARY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 
 

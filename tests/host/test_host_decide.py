@@ -33,7 +33,7 @@ from fleetd.host.sight import AttemptSight, HostSight, MemoryLook
 from fleetd.model import Caps, DeadlineTerms, ExitRecord, Owner, RestartTerms, RunSpec, StallTerms, StopTerms, WantOrder
 from fleetd.wire import decode, dumps, encode, loads
 from policies.deadlines import EffectiveTime
-from policies.facts import GIB, OnReboot, Reason, RunKind, RunState, StopMode, Want, format_moment
+from policies.facts import GIB, CapGrade, OnReboot, Reason, RunKind, RunState, StopMode, Want, format_moment
 from policies.identity import Standing
 from policies.lifecycle import FINAL, SETTLED
 from policies.stalls import Phase
@@ -182,6 +182,28 @@ def test_the_soft_line_asks_and_the_hard_line_kills() -> None:
     hard = decide(sight(attempt=alive(), memory=MemoryLook(host_bytes=GIB)), RUNNING)
     assert kinds(soft) == [Move, Ask] and kinds(hard) == [Move, KillTree]
     assert all(isinstance(action, Move) and action.reason is Reason.MEMORY for action in (soft[0], hard[0]))
+
+
+def test_what_a_tree_holds_of_a_device_at_the_very_least_counts_where_the_whole_is_unknown() -> None:
+    unknown = MemoryLook(accelerator_bytes=None, accelerator_least_bytes=0)
+    assert decide(sight(attempt=alive(), memory=unknown), RUNNING) == ()
+    assert kinds(decide(sight(attempt=alive(), memory=replace(unknown, accelerator_least_bytes=9 * GIB)), RUNNING)) == [Move, KillTree]
+
+
+def test_a_tree_of_which_the_kernel_took_a_member_is_asked_to_save_with_whose_want_it_was() -> None:
+    own = decide(sight(attempt=alive(oom_kill_count=1)), RUNNING)
+    machine = decide(sight(attempt=alive(oom_kill_count=2, is_limit_hit=False)), RUNNING)
+    assert kinds(own) == kinds(machine) == [Move, Ask]
+    assert isinstance(own[0], Move) and own[0].reason is Reason.MEMORY and "killed 1 of its processes" in own[0].detail
+    assert isinstance(machine[0], Move) and machine[0].reason is Reason.HOST_MEMORY and "the machine had none left" in machine[0].detail
+
+
+def test_a_cap_that_is_no_longer_enforced_raises_an_alarm_where_the_plan_demands_it() -> None:
+    loose = alive(cap_fault="pid 7 of the tree lives outside of it")
+    strict = spec(caps=replace(spec().caps, demand=CapGrade.ENFORCED))
+    assert decide(sight(attempt=loose), RUNNING) == ()
+    (alarm,) = decide(sight(attempt=loose, of=strict), RUNNING)
+    assert isinstance(alarm, Alarm) and "pid 7" in alarm.text
 
 
 def test_the_deadline_asks_a_whole_ladder_early_and_kills_at_the_cutoff() -> None:

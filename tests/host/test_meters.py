@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 from contextlib import contextmanager
-from types import SimpleNamespace
 
-import pytest
 from host_edges import python
 
-from fleetd.host import meters
+from fleetd.host import meters, tmpfs
 from fleetd.host.processes import identity_of
 from fleetd.host.tree import Member
 from policies.facts import MIB
@@ -95,77 +93,39 @@ def test_the_host_says_how_much_it_has():
     assert 0 < meters.available_bytes() <= meters.total_bytes()
 
 
-class FakeNvml:
-    """The calls of pynvml that meters makes, with one process per device as given."""
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, *devices: dict[int, int | None], broken: bool = False) -> None:
-        self.devices, self.broken = devices, broken
-
-    def nvmlDeviceGetCount(self) -> int:
-        return len(self.devices)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        if self.broken:
-            raise self.NVMLError("GPU is lost")
-        return index
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[SimpleNamespace]:
-        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in self.devices[handle].items()]
-
-    def nvmlDeviceGetName(self, handle: int) -> bytes:
-        return b"NVIDIA GB10"
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
-        raise self.NVMLError("Not Supported")
+WRITE = """
+import os, sys
+kind = sys.argv[1]
+file = os.memfd_create("hoard") if kind == "memfd" else os.open(kind, os.O_RDWR | os.O_CREAT)
+for _ in range(64):
+    os.write(file, b"x" * 2**20)
+if len(sys.argv) > 2:
+    reader = os.open(kind, os.O_RDONLY)
+    os.close(file)
+os.write(1, b"held\\n")
+os.read(0, 1)
+"""
 
 
-@pytest.fixture
-def nvml(monkeypatch):
-    def use(fake):
-        monkeypatch.setattr(meters, "_loaded", [fake])
-        monkeypatch.setattr(meters, "sees_machine_pids", lambda: True)
-
-    return use
-
-
-def device_bytes_of_this_process() -> int | None:
-    return meters.accelerator_bytes((member(os.getpid()),), meters.device_bytes_by_pid())
+def test_memory_that_no_resident_size_shows_is_found_by_its_open_descriptor():
+    file = f"/dev/shm/fleetd-meters-{os.getpid()}"
+    for kind, unmapped in (("memfd", True), (file, True)):
+        with holding(WRITE, kind) as (child, _):
+            members = (member(child.pid), member(child.pid))
+            assert meters.tree_memory(members[:1]).host_bytes < 40 * MIB, "written, never mapped"
+            assert (64 * MIB <= tmpfs.unmapped_bytes(members) < 70 * MIB) is unmapped, "once, however often it is open"
+    os.unlink(file)
 
 
-def test_device_bytes_of_our_processes_add_up_over_devices(nvml):
-    nvml(FakeNvml({os.getpid(): 100, 1: 7}, {os.getpid(): 20}))
-
-    assert device_bytes_of_this_process() == 120
-
-
-def test_a_tree_without_a_device_process_uses_zero_bytes_of_it(nvml):
-    nvml(FakeNvml({1: 7}))
-
-    assert device_bytes_of_this_process() == 0
+def test_a_file_in_memory_that_is_only_read_is_not_the_readers():
+    file = f"/dev/shm/fleetd-meters-{os.getpid()}"
+    try:
+        with holding(WRITE, file, "read") as (child, _):
+            assert tmpfs.unmapped_bytes((member(child.pid),)) == 0
+    finally:
+        os.unlink(file)
 
 
-def test_what_a_device_does_not_say_is_unknown(nvml):
-    nvml(FakeNvml({os.getpid(): None}))
-    assert device_bytes_of_this_process() is None
-
-    nvml(FakeNvml({1: 7}, broken=True))
-    assert device_bytes_of_this_process() is None
-
-    nvml(None)
-    assert device_bytes_of_this_process() is None
-
-
-def test_in_a_container_that_does_not_share_the_machines_pids_nothing_found_proves_nothing(nvml, monkeypatch):
-    nvml(FakeNvml({1: 7}))
-    monkeypatch.setattr(meters, "sees_machine_pids", lambda: False)
-
-    assert device_bytes_of_this_process() is None
-
-
-def test_a_device_without_a_total_of_its_own_is_named_all_the_same(nvml):
-    nvml(FakeNvml({}))
-
-    assert meters.accelerator_names() == ("NVIDIA GB10",)
+def test_mapped_shared_memory_stands_in_the_resident_size_and_is_not_counted_again():
+    with holding(SHARE) as (child, line):
+        assert tmpfs.unmapped_bytes((member(child.pid), member(int(line)))) == 0
