@@ -210,7 +210,7 @@ def test_a_login_shell_may_talk_and_need_not_be_a_bourne_shell(make_host: Callab
     """What comes before the marker is dropped, however much it is; the shell only has to understand `exec /bin/sh`."""
     shell = tmp_path / "shell"
     shell.write_text(
-        '#!/bin/sh\nhead -c 300000 /dev/zero | tr "\\0" "x"\necho; echo "{\\"python\\": null}"\n[ "$1" = -c ] && [ "$2" = "exec /bin/sh" ] || exit 9\n'
+        '#!/bin/sh\nhead -c 300000 /dev/zero | tr "\\0" x\necho; echo "{\\"python\\": null}"\n[ "$1" = -c ] && [ "$2" = "exec /bin/sh" ] || exit 9\n'
         "exec /bin/sh\n", encoding="utf-8",
     )
     shell.chmod(0o755)
