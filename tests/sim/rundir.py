@@ -126,6 +126,7 @@ class VirtualRun:
         self.trainer: Any = None
         self.is_damaged = False
         """Whether its journal was ever damaged: then history may have lost what it had not been told."""
+        self._read: dict[int, tuple[dict[str, Any], Notice]] = {}
         self.told: dict[int, dict[str, Any]] = {}
         """Every notice that was ever durable, by number: the truth that the coordinator's history is compared with."""
 
@@ -181,7 +182,14 @@ class VirtualRun:
             listener()
 
     def notices(self, after: int, limit: int) -> tuple[Notice, ...]:
-        return tuple(decode(Notice, entry) for entry in self.spool.entries_after(after, limit))
+        return tuple(self._decoded(entry) for entry in self.spool.entries_after(after, limit))
+
+    def _decoded(self, entry: dict[str, Any]) -> Notice:
+        """A notice is asked for again and again until it is acknowledged; an agent keeps what it has read, too."""
+        known = self._read.get(entry["sequence"])
+        if known is None or known[0] is not entry:
+            known = self._read[entry["sequence"]] = entry, decode(Notice, entry)
+        return known[1]
 
     # What an agent says to a coordinator that lost a part of its history: reports.RunWatch and retell.py.
 
