@@ -13,7 +13,7 @@ from fleetd.host.reports import NOTICES_PER_RUN_MAX, SHIM_PATIENCE_SECONDS, SWEE
 from fleetd.model import CutoffOrder, HostFacts, Owner, RunReport, RunSpec, WantOrder
 from fleetd.wire import decode, encode
 from policies.errors import ExplainedError, GenerationStale, NotFound, OwnerMismatch, RequestRefused
-from policies.facts import GIB, RunState, Want, format_moment
+from policies.facts import RunState, Want, format_moment
 from policies.identity import classify
 from policies.lifecycle import SETTLED
 from tests.sim.machine import Machine
@@ -129,7 +129,7 @@ class VirtualAgent:
         )
 
     def _disk_free(self) -> int:
-        return 0 if self.machine.is_disk_full else 50 * GIB
+        return self.machine.disk_free_bytes()
 
     # Polls and the sweep.
 

@@ -200,12 +200,14 @@ class VirtualObserver:
         seconds = moment.boottime_seconds
         attempt = None if self.watch is None or history.is_attempt_over else self.watch.look(seconds)
         memory = self._measure(attempt, seconds)
-        is_held = (attempt is None or attempt.standing is not Standing.VERIFIED) and self.run.is_trainer_locked()
+        is_resting = attempt is None or attempt.standing is not Standing.VERIFIED
+        is_held = is_resting and self.run.is_trainer_locked()
         self.lock_held_since_seconds = None if not is_held else seconds if self.lock_held_since_seconds is None else self.lock_held_since_seconds
         return HostSight(
             time=time, boottime_seconds=seconds, spec=self.run.spec, want=self.run.want, attempt=attempt, memory=memory,
             cutoff_at=self.run.effective_cutoff(), silent_seconds=max(0.0, seconds - silent_since_seconds), is_trainer_lock_held=is_held,
-            is_durable=is_durable, lock_held_seconds=0.0 if self.lock_held_since_seconds is None else seconds - self.lock_held_since_seconds,
+            is_durable=is_durable, disk_free_bytes=self.run.machine.disk_free_bytes() if is_resting else None,
+            lock_held_seconds=0.0 if self.lock_held_since_seconds is None else seconds - self.lock_held_since_seconds,
         )
 
     def _measure(self, attempt: AttemptSight | None, seconds: float) -> MemoryLook:

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+from fleetd.coordinator.host_keys import HostKey
 from policies.facts import GIB, RunState, Split
 from tests.sim.coordinator import CRASHES, Office
 from tests.sim.machine import Machine, Process
@@ -22,11 +23,10 @@ class Faults:
         self.world, self.office, self.machines, self.heals_at = world, office, machines, heals_at
         self.kinds: tuple[Callable[[], None], ...] = (
             self._crash, self._crash, self._crash_between, self._crash_between, self._cut, self._cut, self._slow, self._lose, self._repeat,
-            self._impostor, self._reboot, self._reboot, self._step_host, self._step_office, self._full_host, self._full_office, self._kill_supervisor,
-            self._kill_supervisor, self._supervisor_dies_between, self._shim_dies_between, self._shim_dies_between, self._hang_supervisor,
-            self._kill_shim, self._kill_trainer, self._kill_both, self._hide, self._hog, self._rot, self._unkillable, self._unkillable,
-            self._freeze_trainer, self._damage_job, self._damage_journal,
-            self._lose_history,
+            self._impostor, self._reboot, self._reboot, self._step_host, self._step_office, self._full_host, self._crowd_host, self._full_office,
+            self._kill_supervisor, self._kill_supervisor, self._supervisor_dies_between, self._shim_dies_between, self._shim_dies_between,
+            self._hang_supervisor, self._kill_shim, self._kill_trainer, self._kill_both, self._hide, self._hog, self._rot, self._unkillable,
+            self._unkillable, self._freeze_trainer, self._damage_job, self._damage_journal, self._lose_history,
         )
 
     def plan(self, count: int, about: tuple[str, ...] = ()) -> None:
@@ -94,7 +94,7 @@ class Faults:
         self._for_a_while(2.0, 150.0, lambda: self._mend(network))
 
     def _mend(self, network: Any) -> None:
-        network.is_cut, network.loss, network.repeat, network.impostor, network.delay_seconds = False, 0.0, 0.0, "", (0.001, 0.02)
+        network.is_cut, network.loss, network.repeat, network.impostor, network.delay_seconds = False, 0.0, 0.0, None, (0.001, 0.02)
         self.world.say("network", f"the road to {network.machine.name} is good")
 
     def _slow(self) -> None:
@@ -118,7 +118,7 @@ class Faults:
     def _impostor(self) -> None:
         """Somebody else answers at the host's address: open connections break, new ones meet another key."""
         network = self._network()
-        network.impostor = "key of somebody else"
+        network.impostor = self.world.random.choice((network.machine.old_key, HostKey(kind="ssh-ed25519", blob=b"somebody else")))
         self.world.say("network", f"somebody else answers for {network.machine.name}")
         self._for_a_while(5.0, 100.0, lambda: self._mend(network))
 
@@ -144,6 +144,18 @@ class Faults:
 
     def _full_host(self) -> None:
         self._fill(self._machine())
+
+    def _crowd_host(self) -> None:
+        """Small records still fit, checkpoints do not."""
+        machine = self._machine()
+        machine.is_disk_crowded = True
+        self.world.say(machine.name, "its disk has no room for checkpoints")
+
+        def free() -> None:
+            machine.is_disk_crowded = False
+            self.world.say(machine.name, "its disk has room for checkpoints again")
+
+        self._for_a_while(5.0, 120.0, free)
 
     def _fill(self, machine: Machine) -> None:
         if machine.is_disk_full:

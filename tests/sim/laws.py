@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from fleetd.coordinator.host_keys import HostKey
 from fleetd.host.history import Action, Anchor, Ask, History, KillTree, Move, StartAttempt
 from fleetd.host.rundir import AttemptRecord
 from fleetd.host.sight import HostSight
@@ -108,10 +109,10 @@ class Laws:
 
     # 8: who a connection speaks to.
 
-    def trusted(self, machine: Machine, key: str) -> None:
+    def trusted(self, machine: Machine, key: HostKey) -> None:
         self.counts["connections"] += 1
         if key != machine.key:
-            self.broken("8", f"orders for {machine.name} are given to somebody else, who shows the {key}")
+            self.broken("8", f"orders for {machine.name} are given to whoever shows {key}")
 
     # 2, 4, 5: births.
 
@@ -164,6 +165,8 @@ class Laws:
 
     def _may_start(self, run: VirtualRun) -> None:
         cutoff_seconds = self.truths[run.run_id].cutoff_seconds
+        if run.machine.is_disk_crowded:
+            self.broken("11", f"a start of {run.run_id} is decided, and its disk has no room for what it would save")
         living = run.living_tree()
         if living:
             self.broken("2", f"a start of {run.run_id} is decided while {living[0]!r} lives")

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fleetd.campaign import HostPlan
+from fleetd.coordinator import host_keys
+from fleetd.coordinator.host_keys import HostKey, KnownKey, Marker
 from fleetd.coordinator.inbox import HostAnswer, HostTrouble, Inbox
 from fleetd.coordinator.links import (
     BACKOFF_SECONDS_FIRST,
@@ -43,16 +46,16 @@ class Network:
     delay_seconds: tuple[float, float] = (0.001, 0.02)
     loss: float = 0.0
     repeat: float = 0.0
-    impostor: str = ""
-    """The key of whoever answers at this address in place of the host; none does when empty."""
+    impostor: HostKey | None = None
+    """The key of whoever answers at this address in place of the host."""
 
     @property
-    def shown_key(self) -> str:
+    def shown_key(self) -> HostKey:
         return self.impostor or self.machine.key
 
     @property
     def is_open(self) -> bool:
-        return not self.is_cut and not self.impostor and self.machine.is_up
+        return not self.is_cut and self.impostor is None and self.machine.is_up
 
     def loses(self, world: World) -> bool:
         return not self.is_open or (self.loss > 0 and world.chance(self.loss))
@@ -70,9 +73,10 @@ class Pause:
     seconds: float
 
 
-def is_known(known: str, shown: str) -> bool:
-    """Whether a host's key is the one on record. A new connection asks before it says anything."""
-    return known == shown
+def known_keys(machine: Machine) -> tuple[KnownKey, ...]:
+    """What known_hosts says of a host: its key, and the one that was stolen, which somebody revoked and did not take out."""
+    file, lines = Path("/virtual/known_hosts"), ((machine.key, Marker.KNOWN), (machine.old_key, Marker.KNOWN), (machine.old_key, Marker.REVOKED))
+    return tuple(KnownKey(key=key, marker=marker, file=file, line=number) for number, (key, marker) in enumerate(lines, 1))
 
 
 class VirtualSession:
@@ -81,7 +85,7 @@ class VirtualSession:
     def __init__(self, world: World, network: Network, owner: Owner) -> None:
         self.world, self.network, self.owner = world, network, owner
         self.courier = network
-        self.known_key = network.machine.key
+        self._known_keys = known_keys(network.machine)
         self.agent: VirtualAgent | None = None
 
     def call(self, call: Call, resume: Any) -> None:
@@ -105,8 +109,8 @@ class VirtualSession:
 
         wait_seconds = call.timeout_seconds if network.machine.is_up else REFUSED_SECONDS
         is_new = self.agent is None or not self.agent.is_alive
-        answers = not network.is_cut and (network.machine.is_up or bool(network.impostor))
-        is_refused = is_new and answers and not is_known(self.known_key, network.shown_key)
+        answers = not network.is_cut and (network.machine.is_up or network.impostor is not None)
+        is_refused = is_new and answers and host_keys.judge(network.shown_key, self._known_keys) is not host_keys.Standing.ACCEPTED
         timer = world.after(REFUSED_SECONDS if is_refused else wait_seconds, finish, {"error": self._unreachable(call.order)})
         if is_refused:
             return

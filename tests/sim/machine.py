@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from fleetd.clock import Moment
+from fleetd.coordinator.host_keys import HostKey
 from policies.facts import GIB, ProcessIdentity
 from policies.identity import ProcessSight
 from tests.sim.world import EPOCH, World
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 FIRST_PID, PIDS_MAX = 300, 60
 """So few pids that each is handed on within a minute or two."""
 SERVICES = 12
+CROWDED_BYTES = 64 * 1024
+"""Room for small records, and for no checkpoint."""
 UID = 1000
 
 
@@ -90,13 +93,14 @@ class Machine:
         self.world, self.name, self.laws = world, name, laws
         self.memory_bytes, self.has_cgroup, self.reuse = memory_bytes, has_cgroup, reuse
         self.boots, self.booted_at, self.offset_seconds = 1, -1000.0, 0.0
-        self.is_up, self.is_disk_full, self.is_hiding = True, False, False
+        self.is_up, self.is_disk_full, self.is_disk_crowded, self.is_hiding = True, False, False, False
         self.hog_bytes, self.was_stepped, self.shows_since = 0, False, 0.0
         self.laziness, self.reads_exits = 1.0, True
         self.processes: dict[int, Process] = {}
         self.runs: dict[str, VirtualRun] = {}
         self.owner: Any = None
-        self.key = f"key of {name}"
+        self.key = HostKey(kind="ssh-ed25519", blob=name.encode())
+        self.old_key = HostKey(kind="ssh-ed25519", blob=f"{name}, until it was stolen".encode())
         self.nature: Any = None
         self._last_pid, self._inodes = FIRST_PID, 0
 
@@ -119,9 +123,12 @@ class Machine:
 
     # The disk and memory.
 
-    def check_disk(self) -> None:
-        if self.is_disk_full:
+    def check_disk(self, size_bytes: int = 0) -> None:
+        if self.is_disk_full or size_bytes > self.disk_free_bytes():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def disk_free_bytes(self) -> int:
+        return 0 if self.is_disk_full else CROWDED_BYTES if self.is_disk_crowded else 50 * GIB
 
     def available_bytes(self) -> int:
         return max(0, self.memory_bytes - self.hog_bytes - sum(process.bytes() for process in self.processes.values() if process.base_bytes))

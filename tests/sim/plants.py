@@ -1,7 +1,6 @@
 """Faults to plant, for each line of DESIGN section 9: proof that the laws bite.
 
-A plant replaces one function, of the code under test where the promise is kept there, else of the virtual edge that keeps it: keys of
-hosts are looked at where a real session opens its connection, which is an edge.
+A plant replaces one function, of the code under test where the promise is kept there, else of the virtual edge that keeps it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
-from fleetd.coordinator import board, decide, decide_campaigns, decide_runs, document, loop
+from fleetd.coordinator import board, decide, decide_campaigns, decide_runs, document, host_keys, loop
 from fleetd.coordinator.pen import Pen
 from fleetd.host import causes, supervisor
 from fleetd.host import decide as host_decide
@@ -21,7 +20,7 @@ from fleetd.host.history import RecordExit
 from policies.deadlines import EffectiveTime
 from policies.facts import CampaignStage, Reason, RunState, StopMode
 from policies.freeze import Permitted
-from tests.sim import eyes, jobs, link
+from tests.sim import eyes, jobs
 from tests.sim.machine import Process
 from tests.sim.rundir import VirtualJournal, VirtualRun
 from tests.sim.story import tell
@@ -201,7 +200,18 @@ def never_over(patch: Patch) -> None:
 
 def accept_any_key(patch: Patch) -> None:
     """What a client does that is told not to ask: whoever answers at the address is the host."""
-    patch(link, "is_known", lambda known, shown: True)
+    patch(host_keys, "judge", lambda shown, known: host_keys.Standing.ACCEPTED)
+
+
+def accept_a_revoked_key(patch: Patch) -> None:
+    """Any line of known_hosts with the key is good enough, whatever else stands there."""
+    def found(shown: Any, known: Any) -> Any:
+        return host_keys.Standing.ACCEPTED if any(each.key == shown for each in known) else host_keys.Standing.UNKNOWN
+    patch(host_keys, "judge", found)
+
+
+def start_without_room(patch: Patch) -> None:
+    patch(host_decide, "_no_room", lambda sight, history: None)
 
 
 real_grip, real_signal_group, real_kill_tree = eyes.grip, eyes.signal_group, eyes.kill_tree
@@ -249,6 +259,7 @@ PLANTS = (
     Plant("6", open_twice, ("crash", "crash_between")),
     Plant("7", evaluate_another),
     Plant("8", accept_any_key, ("impostor",)),
+    Plant("8", accept_a_revoked_key, ("impostor",)),
     Plant("9", old_as_new, ("kill_supervisor", "cut")),
     Plant("9", unknown_as_zero),
     Plant("10", host_believes_its_wall_clock, ("step_host",)),
@@ -256,6 +267,7 @@ PLANTS = (
     Plant("10", no_deadline),
     Plant("11", kill_when_the_journal_is_full, ("full_host",)),
     Plant("11", silence_on_a_full_disk, ("full_host",)),
+    Plant("11", start_without_room, ("crowd_host", "kill_trainer")),
     Plant("12", start_before_the_record, ("full_office",)),
     Plant("12", no_reason),
     Plant("12", change_without_an_event, ("cut", "crash")),

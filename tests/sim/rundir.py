@@ -21,6 +21,8 @@ from fleetd.wire import decode, encode
 from policies.facts import RunState
 from tests.sim.machine import Machine, Process
 
+CHECKPOINT_BYTES = 1 << 20
+
 
 @dataclass
 class Checkpoint:
@@ -208,7 +210,7 @@ class VirtualRun:
         ended = [each for each in self.log if each.get("event") == "validation" and each["phase"] == "end"]
         found += [("validation", {name: each[name] for name in ("step", "value", "rows", "seconds", "sha256")}) for each in ended]
         kept = sorted(self.checkpoints.values(), key=lambda each: each.step)
-        found += [("checkpoint", {"step": each.step, "digest": each.digest, "bytes": 1000}) for each in kept]
+        found += [("checkpoint", {"step": each.step, "digest": each.digest, "bytes": CHECKPOINT_BYTES}) for each in kept]
         return tuple(Notice(sequence=0, at=self.machine.moment().now, kind=kind, body=body) for kind, body in found)
 
     # Orders, as rundir.apply_want and rundir.apply_cutoff.
@@ -267,7 +269,7 @@ class VirtualRun:
 
     def put_checkpoint(self, step: int, at: datetime, keep: int, protected: set[int]) -> Checkpoint:
         """Atomic and durable, then retention. A name that is taken by a damaged directory is freed first."""
-        self.machine.check_disk()
+        self.machine.check_disk(CHECKPOINT_BYTES)
         self.checkpoints[step] = Checkpoint(step=step, digest=digest_of(self.run_id, step), at=at)
         self.log_synced = len(self.log)
         for old in sorted(self.checkpoints)[:-keep]:

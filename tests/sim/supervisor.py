@@ -27,7 +27,7 @@ from policies.facts import Reason, RunState, SignalTarget
 from policies.lifecycle import SETTLED
 from tests.sim import eyes
 from tests.sim.machine import Process
-from tests.sim.rundir import VirtualRun
+from tests.sim.rundir import CHECKPOINT_BYTES, VirtualRun
 from tests.sim.shim import start_shim
 
 START_SECONDS = (0.1, 0.6)
@@ -103,7 +103,7 @@ class VirtualFollower:
         claims = [self.run.checkpoints[step] for step in sorted(self.run.checkpoints)]
         for claim in claims:
             if (claim.step, claim.digest) not in known:
-                tell(moment, "checkpoint", step=claim.step, digest=claim.digest, bytes=1000)
+                tell(moment, "checkpoint", step=claim.step, digest=claim.digest, bytes=CHECKPOINT_BYTES)
         seen = tuple(SeenCheckpoint(step=claim.step, digest=claim.digest, at=claim.at) for claim in reversed(claims))
         return replace(history, checkpoints=seen)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from policies.facts import RunKind
 from tests.sim.machine import Process
-from tests.sim.rundir import Attempt, VirtualRun, digest_of, rows_of
+from tests.sim.rundir import CHECKPOINT_BYTES, Attempt, VirtualRun, digest_of, rows_of
 
 SHIFT = 8
 PROGRESS_SECONDS = 4.0
@@ -199,7 +199,7 @@ class Trainer:
             self._log(event="failed", step=self.step, because="could not be written", value=None)
             self._exit(20)
             return False
-        self._log(event="save", phase="end", step=self.step, digest=saved.digest, bytes=1000, seconds=seconds)
+        self._log(event="save", phase="end", step=self.step, digest=saved.digest, bytes=CHECKPOINT_BYTES, seconds=seconds)
         return True
 
     def _validation_is_due(self) -> bool:
