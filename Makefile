@@ -8,6 +8,7 @@ SEED   ?= 0
 KILLS  ?= 20
 SEED   ?= 1
 SECONDS ?= 60
+CUTS   ?= 100
 INIT   ?= sshd
 STRIDE ?= 1
 
@@ -60,6 +61,10 @@ $(VENV)/ready: requirements.lock pyproject.toml
 	$(VENV)/bin/pip install --quiet --requirement requirements.lock
 	$(VENV)/bin/pip install --quiet --no-deps --editable .
 	touch $@
+
+# Launches whose connections are cut at random moments, a host that falls silent, a slow line: what became of them, measured.
+prove-ssh: $(VENV)/ready
+	$(RUN) tests/live/prove_ssh.py --cuts $(CUTS) --seed $(SEED)
 
 # Tiny trainings stopped by real signals and taken up again, each compared bit for bit with its undisturbed twin: docs/exactness.md.
 prove: $(VENV)/ready

@@ -1,0 +1,192 @@
+"""`make prove-ssh`: what cuts, silence and slow lines do to launches and to `status`, on real sshd. Minutes long, so no part of `make test`.
+
+    cuts       every connection of a host is killed at a random moment of a launch, CUTS times from SEED: exactly one trainer afterwards
+    silence    one of three hosts is cut off: how long `status` takes, what it says, and that nothing was started again when it is back
+    slow       300 ms and 5 % loss towards a host: a launch and a stop
+Each line it prints is measured in this run; it exits 1 when a promise is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests" / "live")]
+
+from live_fleet import Fleet, words_of  # noqa: E402  (the live tests' own installation, found by its path)
+from sshd import Sshd  # noqa: E402
+
+from fleet.hosts import Hosts  # noqa: E402
+
+RUNNING_SECONDS_MAX = 120.0
+LOOKS = 20
+FAILURES: list[str] = []
+
+
+def check(is_so: bool, what: str) -> None:
+    print(f"{'ok   ' if is_so else 'WRONG'} {what}", flush=True)
+    if not is_so:
+        FAILURES.append(what)
+
+
+def plan_of(fleet: Fleet, name: str, hosts: dict[str, Any], candidates: dict[str, Any]) -> Path:
+    defaults = {"memory_cap": "64MiB", "restarts": {"max": 0, "window": "1h", "first": "1s", "ceiling": "2s"},
+                "stop": {"grace_floor": "1s", "grace_ceiling": "5s"}}
+    return fleet.plan(name, hosts=hosts, candidates=candidates, defaults=defaults, data={}, after_freeze={"evaluate": [], "report": False})
+
+
+def prove_cuts(count: int, seed: int) -> None:
+    """Cut the connections once during each launch, at a moment drawn from the seed; then let it be, and count trainers."""
+    dice = random.Random(seed)
+    fleet, counts = Fleet(ROOT), {0: 0, 1: 0, 2: 0}
+    host = Sshd(Path(tempfile.mkdtemp(prefix="fleetd-cuts-")) / "spark-a", "spark-a")
+    cut_connections, reached, window_seconds = 0, [], 0.0
+    body = {"transport": "ssh", "ssh_config": str(host.ssh_config), "root": str(fleet.host_root), "capacity": "2GiB", "floor": "64MiB"}
+    try:
+        for number in range(-1, count):  # the first one is left alone: it says how long a launch takes here, and so when to cut the others
+            marker = f"{70000 + number}"
+            plan = plan_of(fleet, f"cut-{number}", {"spark-a": body}, {"one": {"command": ["sleep", marker]}})
+            delay_seconds, killed = dice.uniform(0.0, window_seconds), []
+            timer = threading.Timer(delay_seconds, lambda killed=killed: killed.append(host.cut()))
+            if number >= 0:
+                timer.start()
+            started_seconds = time.monotonic()
+            done = fleet("launch", str(plan), "--json", expect=None)
+            if number >= 0:
+                timer.join()
+            cut_connections += sum(killed)
+            if done.returncode != 0:
+                counts[0 if not sleepers(fleet, marker) else 2] += 1
+                print(f"      cut {number} at {delay_seconds:.2f} s: launch refused: {done.stderr.splitlines()[:1]}", flush=True)
+                continue
+            campaign_id = json.loads(done.stdout)["campaign_id"]
+            run = wait_for(fleet, campaign_id, "running")
+            if number < 0:
+                window_seconds = time.monotonic() - started_seconds
+            else:
+                reached.append(time.monotonic() - started_seconds)
+            alive = len(sleepers(fleet, marker))
+            counts[min(alive, 2)] += number >= 0
+            if alive != 1 or len(run["attempts_ended"]) != 0:
+                check(False, f"cut {number} at {delay_seconds:.2f} s: {alive} trainers, {len(run['attempts_ended'])} attempts ended")
+            fleet("stop", campaign_id, "--now")
+            fleet("wait", campaign_id, "--timeout", "2m", expect=None)
+    finally:
+        host.stop()
+        fleet.close()
+    print(f"      seed {seed}: a launch takes {window_seconds:.1f} s undisturbed; {cut_connections} connections killed in {count} launches; to running: median {statistics.median(reached):.1f} s, "
+          f"longest {max(reached):.1f} s")
+    check(counts[2] == 0, f"{count} cuts: {counts[1]} times one trainer, {counts[0]} times none (refused, and told so), {counts[2]} times two")
+
+
+def sleepers(fleet: Fleet, marker: str) -> list[int]:
+    return [process.pid for process in fleet.processes() if words_of(process) == f"sleep {marker}"]
+
+
+def wait_for(fleet: Fleet, campaign_id: str, state: str) -> dict[str, Any]:
+    document = fleet.until(
+        lambda document: [run for run in document["runs"] if run["campaign_id"] == campaign_id and run["state"] == state], state, RUNNING_SECONDS_MAX,
+    )
+    return next(run for run in document["runs"] if run["campaign_id"] == campaign_id)
+
+
+def status_seconds(fleet: Fleet) -> list[float]:
+    """How long the coordinator takes to answer, without the start of a Python for each question."""
+    import httpx
+
+    found = []
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(fleet.state / "api.sock")), base_url="http://fleetd", trust_env=False) as client:
+        for _ in range(LOOKS):
+            before = time.monotonic()
+            client.get("/v1/status", timeout=30.0).raise_for_status()
+            found.append(time.monotonic() - before)
+            time.sleep(0.1)
+    return found
+
+
+def told(seconds: list[float]) -> str:
+    return f"status answers in {statistics.median(seconds) * 1000:.0f} ms (median of {len(seconds)}), longest {max(seconds) * 1000:.0f} ms"
+
+
+def prove_hosts() -> None:
+    fleet = Fleet(ROOT)
+    with Hosts() as hosts, contextlib.closing(fleet):
+        bodies = {
+            host.name: {"transport": "ssh", "ssh_config": str(hosts.ssh_config), "user": "fleet", "root": "/srv/fleetd-host", "capacity": "1GiB",
+                        "floor": "16MiB"}
+            for host in hosts
+        }
+        for host in hosts:
+            host.run("install", "-d", "-o", "fleet", "/srv/fleetd-host")
+        candidates = {f"on-{name}": {"host": name, "command": ["sleep", "7654321"]} for name in bodies}
+        before = time.monotonic()
+        campaign_id = fleet.launch(plan_of(fleet, "three", bodies, candidates))
+        fleet.until(lambda document: [run["state"] for run in document["runs"]] == ["running"] * 3, "all three run")
+        print(f"      three hosts from nothing to running in {time.monotonic() - before:.1f} s")
+        pids = {run["candidate"]: run["pid"]["value"] for run in fleet.status()["runs"]}
+        check(max(seconds := status_seconds(fleet)) < 0.5, f"all reachable: {told(seconds)}")
+        prove_silence(fleet, hosts, pids)
+        prove_slow(fleet, hosts, bodies)
+        fleet("stop", campaign_id, "--now")
+        fleet("wait", campaign_id, "--timeout", "2m", expect=None)
+
+
+def prove_silence(fleet: Fleet, hosts: Hosts, pids: dict[str, int]) -> None:
+    hosts["spark-b"].cut()
+    cut_seconds = time.monotonic()
+    check(max(seconds := status_seconds(fleet)) < 0.5, f"spark-b just cut off: {told(seconds)}")
+    document = fleet.until(lambda document: document["verdict"]["word"] == "BLIND", "BLIND")
+    print(f"      BLIND after {time.monotonic() - cut_seconds:.0f} s: {document['verdict']['text']}")
+    check({run["candidate"]: run["state"] for run in document["runs"]}["on-spark-b"] == "lost", "its run is lost, not failed")
+    check(max(seconds := status_seconds(fleet)) < 0.5, f"spark-b black-holed: {told(seconds)}")
+    hosts["spark-b"].heal()
+    heal_seconds = time.monotonic()
+    document = fleet.until(lambda document: [run["state"] for run in document["runs"]] == ["running"] * 3, "all run again")
+    print(f"      running again {time.monotonic() - heal_seconds:.0f} s after the cable was healed, silent for {heal_seconds - cut_seconds:.0f} s")
+    check({run["candidate"]: run["pid"]["value"] for run in document["runs"]} == pids, "the same three processes run: nothing was started again")
+
+
+def prove_slow(fleet: Fleet, hosts: Hosts, bodies: dict[str, Any]) -> None:
+    hosts["spark-a"].slow(0.15, loss=0.05)
+    try:
+        before = time.monotonic()
+        campaign_id = fleet.launch(plan_of(fleet, "slow", {"spark-a": bodies["spark-a"]}, {"one": {"command": ["sleep", "7654322"]}}))
+        wait_for(fleet, campaign_id, "running")
+        print(f"      300 ms there and back, 5 % loss: running {time.monotonic() - before:.1f} s after the launch")
+        check(max(seconds := status_seconds(fleet)) < 0.5, f"with the slow host: {told(seconds)}")
+        before = time.monotonic()
+        fleet("stop", campaign_id, "--now")
+        wait_for(fleet, campaign_id, "stopped")
+        check(True, f"300 ms, 5 % loss: stopped {time.monotonic() - before:.1f} s after the order")
+    finally:
+        hosts["spark-a"].heal()
+
+
+def main() -> int:
+    asked = argparse.ArgumentParser()
+    asked.add_argument("parts", nargs="*", default=["cuts", "hosts"])
+    asked.add_argument("--cuts", type=int, default=100)
+    asked.add_argument("--seed", type=int, default=1)
+    words = asked.parse_args()
+    print(subprocess.run(["ssh", "-V"], capture_output=True, text=True, check=False).stderr.strip())
+    if "hosts" in words.parts:
+        prove_hosts()
+    if "cuts" in words.parts:
+        prove_cuts(words.cuts, words.seed)
+    print(f"{len(FAILURES)} promises broken")
+    return 1 if FAILURES else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
