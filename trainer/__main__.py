@@ -19,6 +19,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from policies.errors import ExplainedError, GateFailed, LossNotFinite, PlanInvalid
 from policies.facts import TrainerExit
@@ -32,6 +33,9 @@ from trainer.models.families import model_config, model_digest
 from trainer.records import RunRecords
 from trainer.resume import choose_checkpoint
 from trainer.shards_commands import add_build, add_workers, run_verify
+
+if TYPE_CHECKING:
+    from trainer.loop import Training
 
 INSPECT_TOKENS = 12
 
@@ -90,13 +94,42 @@ def train(environment: RunEnvironment, task: TrainTask, stop: Stop) -> TrainerEx
                              data_format=role.format) if role else None
     checkpoint = choose_checkpoint(environment.run_dir / CHECKPOINTS, environment.resume, records)
     if stop.because() is not None and checkpoint is not None:
-        records.log(event="stop", step=checkpoint.step, because=stop.because(), skipped=["start"])
-        records.lineage("stop", step=checkpoint.step, because=stop.because(), skipped=["start"])
-        return TrainerExit.STOPPED
+        return _stopped_at(checkpoint.step, stop, records)
 
     from trainer.prepare import prepare_training
 
-    return prepare_training(environment, task, config, corpus, validation, checkpoint, stop, records).train()
+    training = prepare_training(environment, task, config, corpus, validation, checkpoint, stop, records)
+    return training.train() if task.pilot_steps is None else _train_with_pilot(training, task.pilot_steps, environment)
+
+
+def _train_with_pilot(training: Training, steps: int, environment: RunEnvironment) -> TrainerExit:
+    """The part of a run with a pilot that its directory says is next. The first two end in a fresh process, which never comes back here."""
+    from trainer import pilot
+    from trainer.memory import host_limit_bytes
+    from trainer.scoring import ScoringStopped
+
+    part, stop, records = pilot.next_part(environment.run_dir, steps, training.resumed), training.stop, training.records
+    try:
+        if part is pilot.Part.LONG:
+            pilot.compare_first_predictions(training)
+            return training.train()
+        if part is pilot.Part.CHECK:
+            pilot.check(training, host_limit_bytes=host_limit_bytes(), cap_bytes=environment.memory_cap_bytes)
+        else:
+            training.is_pilot = True
+            status = training.train()
+            if status is not TrainerExit.FINISHED or training.state.step != steps:
+                return status
+        pilot.begin_afresh(lambda: stop.because() is not None)
+    except ScoringStopped:
+        pass
+    return _stopped_at(steps, stop, records)  # asked between two parts: all there is to save is saved
+
+
+def _stopped_at(step: int, stop: Stop, records: RunRecords) -> TrainerExit:
+    records.log(event="stop", step=step, because=stop.because(), skipped=["start"])
+    records.lineage("stop", step=step, because=stop.because(), skipped=["start"])
+    return TrainerExit.STOPPED
 
 
 def run_evaluate(asked: argparse.Namespace) -> TrainerExit:

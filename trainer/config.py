@@ -101,6 +101,8 @@ class TrainTask:
     log_every: int = 1
     sampler: str = SAMPLER_OURS
     """How the training draws its windows: ours, or as zxell does."""
+    pilot_steps: int | None = None
+    """So many steps are a pilot: a fresh process checks them before the run goes on (trainer.pilot)."""
 
     def exact_settings(self) -> dict[str, Any]:
         """What a resumed run must share with the one before it. Cadences of saving and logging may change; numbers may not."""
@@ -175,6 +177,7 @@ def _train_task(reader: Reader) -> TrainTask | None:
     }
     model_settings, optimizer_settings = _model(model), _optimizer(optimizer)
     cadence, validating = _checkpoint(checkpoint), _validation(validation)
+    task["pilot_steps"] = _pilot(reader.section("pilot", required=False))
     reader.finish()
     if reader.faults or train is None or model_settings is None or optimizer_settings is None:
         return None
@@ -183,6 +186,8 @@ def _train_task(reader: Reader) -> TrainTask | None:
         reader.faults.append(f"micro_batch: {task['micro_batch']} does not divide batch {batch}")
     if optimizer_settings.warmup >= steps:
         reader.faults.append(f"optimizer.warmup: {optimizer_settings.warmup} steps of warm-up leave none of {steps} steps")
+    if task["pilot_steps"] is not None and (scored is None or task["pilot_steps"] >= steps):
+        reader.faults.append("pilot: it needs validation data, whose predictions it compares, and fewer steps than the training")
     return TrainTask(model=model_settings, train=train, validation_data=scored, window=window, batch=batch, steps=steps,
                      optimizer=optimizer_settings, checkpoint=cadence, validation=validating, **task)
 
@@ -259,6 +264,14 @@ def _checkpoint(reader: Reader | None) -> CheckpointSettings:
     )
     reader.finish()
     return settings
+
+
+def _pilot(reader: Reader | None) -> int | None:
+    if reader is None:
+        return None
+    steps: int = reader.integer("steps", minimum=1, maximum=STEPS_MAX)
+    reader.finish()
+    return steps
 
 
 def _validation(reader: Reader | None) -> ValidationSettings:

@@ -7,11 +7,15 @@ from typing import Any
 from policies.selection import better_than_incumbent
 from trainer.config import TrainTask
 
+PILOT = "pilot"
 
-def ending(step: int, scores: list[dict[str, Any]], task: TrainTask) -> str | None:
-    """Why the training is over at this step, None while it is not."""
+
+def ending(step: int, scores: list[dict[str, Any]], task: TrainTask, *, is_pilot: bool = False) -> str | None:
+    """Why the training is over at this step, None while it is not. `is_pilot`: this process goes as far as the pilot only."""
     if step >= task.steps:
         return "steps"
+    if is_pilot and task.pilot_steps is not None and step >= task.pilot_steps:
+        return PILOT
     patience, best = task.validation.patience, incumbent(scores, task.validation.minimum_improvement)
     if patience is None or best is None:
         return None

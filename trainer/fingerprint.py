@@ -19,10 +19,13 @@ from torch.nn.attention import SDPBackend
 
 from policies.errors import PlanInvalid
 from trainer.environment import CUBLAS_WORKSPACE
+from trainer.head_loss import CHUNK_ROWS
 
-ATTENTION = SDPBackend.MATH
-"""The one backend whose forward and backward are deterministic everywhere."""
+ATTENTION = {"cpu": (SDPBackend.FLASH_ATTENTION, SDPBackend.MATH), "cuda": (SDPBackend.MATH,)}
+"""By device, the first that can do it. On the CPU the fused kernel gives each head of each row to one thread, so forward and backward
+add in one order; it has no dropout and then leaves the work to the other. On an accelerator only the plain one is always deterministic."""
 OPTIMIZER = "adamw, fused"
+LOSS = {"fp32": f"cross entropy, gradient made in chunks of {CHUNK_ROWS} rows", "bf16": "cross entropy of all logits"}
 
 
 def make_strict(threads: int) -> None:
@@ -52,6 +55,10 @@ def choose_device(wish: str, precision: str, *, where: str) -> torch.device:
     return device
 
 
+def attention_kernels(device: torch.device) -> list[SDPBackend]:
+    return list(ATTENTION[device.type])
+
+
 def limit_memory(device: torch.device, cap_bytes: int | None) -> None:
     """Make the accelerator's allocator refuse what is over the cap. A CPU has no such limit: the supervisor watches it."""
     if device.type == "cuda" and cap_bytes is not None:
@@ -64,8 +71,9 @@ def fingerprint(device: torch.device, *, threads: int, precision: str) -> dict[s
     return {
         "torch": torch.__version__, "numpy": np.__version__, "safetensors": safetensors.__version__, "transformers": transformers.__version__,
         "threads": threads, "device": device.type, "accelerators": _accelerators(device), "architecture": platform.machine(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(), "precision": precision, "attention": ATTENTION.name.lower(),
-        "optimizer": OPTIMIZER, "deterministic": torch.are_deterministic_algorithms_enabled(), "tf32": torch.backends.cuda.matmul.allow_tf32,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(), "precision": precision,
+        "attention": " or ".join(kernel.name.lower() for kernel in ATTENTION[device.type]), "optimizer": OPTIMIZER, "loss": LOSS[precision],
+        "deterministic": torch.are_deterministic_algorithms_enabled(), "tf32": torch.backends.cuda.matmul.allow_tf32,
         "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE),
     }
 

@@ -30,15 +30,15 @@ from trainer.checkpoint import CHECKPOINTS, Checkpoint, SaveAbandoned
 from trainer.config import TrainTask
 from trainer.data.sampler import WindowSampler
 from trainer.data.shards import Corpus, Document
-from trainer.ending import ending, incumbent
-from trainer.fingerprint import ATTENTION, code_digest
+from trainer.ending import PILOT, ending, incumbent
+from trainer.fingerprint import attention_kernels, code_digest
 from trainer.memory import is_out_of_memory, peak_bytes, planned_bytes
 from trainer.models.build import trained_weights
 from trainer.predictions import complete_predictions, write_predictions
 from trainer.records import RunRecords
 from trainer.saving import Saver
 from trainer.schedule import learning_rate
-from trainer.scoring import ScoringStopped, score_documents, window_nll
+from trainer.scoring import ScoringStopped, mean_nll, score_documents
 from trainer.state import TrainingState
 from trainer.stopping import Stop
 
@@ -67,6 +67,8 @@ class Training:
     """Where this attempt went on from; it may belong to another run."""
     saved: Checkpoint | None = None
     """The newest checkpoint of this run that is written and read back."""
+    is_pilot: bool = False
+    """This process ends with the pilot's last step, for a fresh one to check it."""
     saver: Saver = field(init=False)
     saved_at_seconds: float = field(default_factory=time.monotonic)
     update_is_torn: bool = False
@@ -104,11 +106,14 @@ class Training:
     def _go_on(self) -> TrainerExit:
         while True:
             self._settle(wait=self.state.validation_due)
-            because = None if self.state.validation_due else ending(self.state.step, self.state.scores, self.task)
-            if because is not None:
-                return self._finish(because)
+            because = None if self.state.validation_due else ending(self.state.step, self.state.scores, self.task, is_pilot=self.is_pilot)
+            if because not in (None, PILOT):
+                return self._finish(str(because))
             if self.stop.because() is not None:
                 return self._leave()
+            if because is not None:
+                self.records.log(event="pilot", phase="trained", step=self.state.step)
+                return TrainerExit.FINISHED
             if self.state.validation_due:
                 self._validate()
             elif self._take_step() and self._save_is_due():
@@ -151,16 +156,17 @@ class Training:
         """Mean nats per token over the whole batch, gradients added up. _StepAbandoned when a SIGINT came between micro-batches."""
         task, state = self.task, self.state
         windows_BT = torch.from_numpy(self.sampler.batch(state.cursor, task.batch))
-        parts, total = task.batch // task.micro_batch, 0.0
+        parts = task.batch // task.micro_batch
+        total = torch.zeros((), dtype=torch.float64, device=self.device)  # added up where it lies: reading it each time would make a GPU wait
         for micro_BT in torch.split(windows_BT, task.micro_batch):
             if self.stop.gives_up_save:
                 raise _StepAbandoned
             micro_BT = micro_BT.to(self.device)
-            with sdpa_kernel(ATTENTION):
-                loss = window_nll(state.model, micro_BT[:, :-1], micro_BT[:, 1:], precision=task.precision).mean()
-                (loss / parts).backward()  # type: ignore[no-untyped-call]
-            total += float(loss.detach()) / parts
-        return total
+            with sdpa_kernel(attention_kernels(self.device)):
+                loss = mean_nll(state.model, micro_BT[:, :-1], micro_BT[:, 1:], precision=task.precision, parts=parts)
+                loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        return float(total)
 
     def _check_weights(self) -> None:
         """A finite gradient can still carry a weight out of range; such a state is never saved, so never resumed and never best."""
@@ -180,7 +186,7 @@ class Training:
 
     def _validation_falls_on(self, step: int) -> bool:
         every = self.task.validation.every_steps
-        return self.validation is not None and (step in (0, self.task.steps) or (every is not None and step % every == 0))
+        return self.validation is not None and (step in (0, self.task.steps, self.task.pilot_steps) or (every is not None and step % every == 0))
 
     def _save_is_due(self) -> bool:
         terms, step = self.task.checkpoint, self.state.step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 
 from policies.errors import PlanInvalid
 from trainer.config import TASK_NAME, TrainTask
+from trainer.head_loss import CHUNK_ROWS
 from trainer.state import TrainingState
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -20,15 +22,21 @@ def is_out_of_memory(fault: BaseException) -> bool:
 
 
 def planned_bytes(model: torch.nn.Module, task: TrainTask) -> int:
-    """Weights, gradients and two moments, and three copies of the logits of a micro-batch: the least that a step needs."""
-    vocabulary = int(model.config.vocab_size)  # type: ignore[union-attr, arg-type]
-    return 16 * sum(weight.numel() for weight in model.parameters()) + 12 * task.micro_batch * task.window * vocabulary
+    """Weights, gradients and two moments, and the logits that are held at once (all of a micro-batch three times, where autocast makes
+    them): the least that a step needs."""
+    vocabulary, rows = int(model.config.vocab_size), task.micro_batch * task.window  # type: ignore[union-attr, arg-type]
+    logits_bytes = 4 * min(rows, CHUNK_ROWS) * vocabulary if task.precision == "fp32" else 12 * rows * vocabulary
+    return 16 * sum(weight.numel() for weight in model.parameters()) + logits_bytes
 
 
 def peak_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.max_memory_reserved(device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    try:  # getrusage(2) would tell of the program before an exec too
+        found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return int(found[1]) * 1024 if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def host_limit_bytes() -> int | None:

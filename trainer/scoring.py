@@ -24,9 +24,8 @@ from policies.errors import LossNotFinite
 from policies.token_nll import ScoredRow
 from trainer import randomness
 from trainer.data.shards import END_OF_SEQUENCE, Document
-from trainer.fingerprint import ATTENTION
-
-IGNORED = -100
+from trainer.fingerprint import attention_kernels
+from trainer.head_loss import IGNORED, head_weight, hidden_states, mean_nats, row_nats
 
 
 class ScoringStopped(Exception):
@@ -52,7 +51,7 @@ def score_documents(
     sums, device, was_training = np.zeros(len(listed)), next(model.parameters()).device, model.training
     model.eval()
     try:
-        with randomness.untouched(), torch.no_grad(), sdpa_kernel(ATTENTION):
+        with randomness.untouched(), torch.no_grad(), sdpa_kernel(attention_kernels(device)):
             for done, group in enumerate(_batches(listed, window, batch), start=1):
                 nll_BT = window_nll(model, *_tensors(group, window, batch, device), precision=precision).double().cpu().numpy()
                 for row, each in enumerate(group):
@@ -70,7 +69,20 @@ def batch_count(scored: Iterable[Document], *, window: int, batch: int) -> int:
 
 def window_nll(model: nn.Module, inputs_BT: torch.Tensor, targets_BT: torch.Tensor, *, precision: str) -> torch.Tensor:  # noqa: N803
     """Nats of each target given what stands left of it, shape (batch, time), 0 where the target is ignored. The softmax is fp32."""
-    with torch.autocast(inputs_BT.device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
+    if precision == "fp32":
+        return row_nats(hidden_states(model, inputs_BT), head_weight(model), targets_BT.reshape(-1)).view(targets_BT.shape)
+    return _autocast_nll(model, inputs_BT, targets_BT)
+
+
+def mean_nll(model: nn.Module, inputs_BT: torch.Tensor, targets_BT: torch.Tensor, *, precision: str, parts: int) -> torch.Tensor:  # noqa: N803
+    """The loss of a micro-batch, one of `parts` of a step: its mean nats per target, divided by `parts`. Its backward gives the gradient."""
+    if precision == "fp32":
+        return mean_nats(hidden_states(model, inputs_BT), head_weight(model), targets_BT.reshape(-1), parts=parts)
+    return _autocast_nll(model, inputs_BT, targets_BT).mean() / parts
+
+
+def _autocast_nll(model: nn.Module, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:  # noqa: N803
+    with torch.autocast(inputs_BT.device.type, dtype=torch.bfloat16):
         logits_BTV = model(input_ids=inputs_BT, use_cache=False).logits
     flat = logits_BTV.float().view(-1, logits_BTV.shape[-1])
     return functional.cross_entropy(flat, targets_BT.reshape(-1), reduction="none", ignore_index=IGNORED).view(targets_BT.shape)

@@ -19,7 +19,7 @@ from policies.errors import CheckpointDamaged, DataDamaged, ExplainedError, Plan
 from policies.facts import TrainerExit
 from trainer.__main__ import exit_status, main
 from trainer.config import ModelSettings
-from trainer.fingerprint import ATTENTION
+from trainer.fingerprint import attention_kernels
 from trainer.formats.tensor_files import HEADER_BYTES_MAX, read_header
 from trainer.formats.transformers_dirs import read_model_directory
 from trainer.models.build import build_model, load_model_directory, load_tensors
@@ -56,7 +56,7 @@ def loaded_by_us(folder: Path) -> torch.nn.Module:
 
 
 def logits(model: Any) -> torch.Tensor:
-    with torch.no_grad(), sdpa_kernel(ATTENTION):
+    with torch.no_grad(), sdpa_kernel(attention_kernels(torch.device("cpu"))):
         found = model(input_ids=WORDS[:, :-1], use_cache=False).logits
     assert isinstance(found, torch.Tensor)
     return found
@@ -76,7 +76,7 @@ def test_a_directory_of_transformers_gives_the_same_logits_and_the_same_loss(tmp
     assert found.parameters == sum(weight.numel() for weight in theirs.parameters()), "counted from the config"
     ours = loaded_by_us(tmp_path / "model")
     assert torch.equal(logits(ours), logits(theirs)), "the largest difference is 0"
-    with torch.no_grad(), sdpa_kernel(ATTENTION):
+    with torch.no_grad(), sdpa_kernel(attention_kernels(torch.device("cpu"))):
         their_loss = theirs(input_ids=WORDS[:, :-1], labels=WORDS[:, :-1], shift_labels=WORDS[:, 1:].contiguous(), use_cache=False).loss
         our_loss = window_nll(ours, WORDS[:, :-1], WORDS[:, 1:], precision="fp32").mean()
         shifted_by_them = theirs(input_ids=WORDS, labels=WORDS, use_cache=False).loss

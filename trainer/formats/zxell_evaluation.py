@@ -21,7 +21,7 @@ from torch.nn.attention import sdpa_kernel
 from policies.errors import DataDamaged, LossNotFinite
 from trainer import randomness
 from trainer.data.shards import FAMILIES, Corpus, Shard
-from trainer.fingerprint import ATTENTION
+from trainer.fingerprint import attention_kernels
 from trainer.scoring import window_nll
 
 
@@ -56,7 +56,7 @@ def evaluate_shard(
     device, was_training, total = next(model.parameters()).device, model.training, -(-count // batch)
     model.eval()
     try:
-        with randomness.untouched(), torch.no_grad(), sdpa_kernel(ATTENTION):
+        with randomness.untouched(), torch.no_grad(), sdpa_kernel(attention_kernels(device)):
             for done, start in enumerate(range(0, count, batch), start=1):
                 tokens_BT = torch.from_numpy(windows_BT[start:start + batch].astype(np.int64)).to(device)
                 nll_BT = window_nll(model, tokens_BT[:, :-1], tokens_BT[:, 1:], precision=precision).double().cpu().numpy()
