@@ -63,7 +63,8 @@ def test_a_pilot_that_passes_is_checked_by_fresh_processes_and_changes_no_bit_of
     assert evidence["parts"]["reload"]["maximum_difference"] == 0.0 == evidence["first_predictions"]["maximum_difference"]
     assert {record["pid"] for record in log_of(run_dir) if record.get("event") == "start"} == {process.pid}, "fresh processes, one pid"
     story = [json.loads(line) for line in (run_dir / "lineage.jsonl").read_text().splitlines()]
-    assert [line["digest"] for line in story if line["event"] == "resume"] == [evidence["checkpoint_digest"]] , "the long run starts from the pilot's own"
+    resumed = [line["digest"] for line in story if line["event"] == "resume"]
+    assert resumed == [evidence["checkpoint_digest"]], "the long run starts from the pilot's own"
     assert manifest_bytes(run_dir, 12) == manifest_bytes(twin, 12) and logged_losses(run_dir) == logged_losses(twin)
 
 
