@@ -34,6 +34,7 @@ RUN_WAYS = {
 }
 CAMPAIGN_WAYS = {
     "as it should be": (C.PREFLIGHT, C.STAGING, C.TRAINING, C.SELECTING, C.FROZEN, C.EVALUATED),
+    "with a pilot": (C.PREFLIGHT, C.STAGING, C.PILOT, C.TRAINING, C.SELECTING),
     "commands alone": (C.PREFLIGHT, C.STAGING, C.TRAINING, C.FINISHED),
     "stopped and resumed": (C.TRAINING, C.STOPPED, C.TRAINING),
     "stopped until the cutoff": (C.TRAINING, C.STOPPED, C.SELECTING),

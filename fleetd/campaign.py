@@ -66,6 +66,8 @@ class DataRole:
     include: tuple[str, ...] = ("*",)
     shard_split: str | None = None
     """For token shards: which split of shards_index.json the role is (`train`, `val`, `test`)."""
+    is_corpus: bool = False
+    """Whether the folder is a Zrodlo corpus, whose files `include` names."""
     tokens_per_document_max: int | None = None
     """For scored roles: only the first tokens of each document are scored. Part of what is registered."""
 

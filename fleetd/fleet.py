@@ -133,7 +133,7 @@ def _told(run: Run, kind: str, body: dict[str, Any]) -> Run:
     if kind == "validation":
         validated = _validated(body)
         return run if validated in run.validated else replace(run, validated=(*run.validated, validated))
-    return run
+    return replace(run, pilot=body) if kind == "pilot" else run
 
 
 def _notices_lost(fleet: Fleet, event: Event) -> Fleet:

@@ -202,6 +202,7 @@ class Notice:
     attempt_ended   attempt, exit (see ExitRecord), reason
     checkpoint      step, digest, bytes
     validation      step, value, rows, seconds, sha256
+    pilot           step, passed, because
     signal          target pid, signal, purpose, verdict (what was verified), or a refusal with what was found
     adopted         supervisor pid, trainer pid, how it was verified
     alarm           text

@@ -5,6 +5,7 @@ Digests are taken when data is staged; this is the quick look that turns a typin
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from fleetd.plan_model import DataSection
 from fleetd.plan_resolve import Resolution, data_role, listed_files, read_index
 from policies.facts import RESERVED_SPLITS, Split
 
-BYTES_PER_TOKEN = 2
+BYTES_PER_TOKEN, CORPUS_TOKEN_BYTES = 2, 4
 FILES_MAX = 100_000
 
 
@@ -21,7 +22,8 @@ def check_data(resolution: Resolution) -> None:
     for name, section in resolution.file.data.items():
         split = Split(name)
         if _check_keys(resolution, split, section):
-            found = _check_shards(resolution, split, section) if section.shards is not None else _check_files(resolution, split, section)
+            check = _check_shards if section.shards is not None else _check_corpus if section.corpus is not None else _check_files
+            found = check(resolution, split, section)
             files[split] = {(stat.st_dev, stat.st_ino) for path in found if (stat := path.stat())}
     _check_apart(resolution, files)
 
@@ -31,10 +33,12 @@ def _check_keys(resolution: Resolution, split: Split, section: DataSection) -> b
     tree, path = resolution.tree, ("data", split.value)
     raw = tree.value["data"].get(split.value) or {}
     known = len(tree.faults)
-    if "shards" in raw and "path" in raw:
-        tree.fault(path, "both `shards` and `path` are set", "keep one: `shards` for token shards, `path` for other files")
-    elif "shards" not in raw and "path" not in raw:
-        tree.fault(path, "neither `shards` nor `path` is set", "add `shards: DIRECTORY` and `split:`, or `path: DIRECTORY`")
+    given = [f"`{key}`" for key in ("shards", "corpus", "path") if key in raw]
+    if len(given) > 1:
+        what = f"{'both ' if len(given) == 2 else ''}{' and '.join(given)} are set"
+        tree.fault(path, what, "keep one: `shards` for token shards, `corpus` for a Zrodlo corpus, `path` for other files")
+    elif not given:
+        tree.fault(path, "neither `shards` nor `path` is set", "add `shards: DIRECTORY` and `split:`, or `corpus: DIRECTORY`, or `path: DIRECTORY`")
     elif "shards" in raw and "split" not in raw:
         tree.fault(path, "`split` is missing", "add the split of shards_index.json: train, val or test")
     for key, only in (("split", "shards"), ("include", "path")):
@@ -42,7 +46,7 @@ def _check_keys(resolution: Resolution, split: Split, section: DataSection) -> b
             tree.fault((*path, key), f"`{key}` needs `{only}`", f"remove it, or use `{only}`")
     if split is Split.TRAIN and "tokens_per_document_max" in raw:
         tree.fault((*path, "tokens_per_document_max"), "training reads whole documents", "remove it: it limits what is scored")
-    complete = section.path is not None or (section.shards is not None and section.split is not None)
+    complete = section.path is not None or section.corpus is not None or (section.shards is not None and section.split is not None)
     return complete and len(tree.faults) == known
 
 
@@ -83,6 +87,26 @@ def _shard_fault(folder: Path, shard: dict[str, Any]) -> str | None:
     except OSError as fault:
         return str(fault.strerror)
     return None if size == tokens * BYTES_PER_TOKEN else f"{size} bytes, but {tokens} tokens are {tokens * BYTES_PER_TOKEN} bytes"
+
+
+def _check_corpus(resolution: Resolution, split: Split, section: DataSection) -> list[Path]:
+    """The token file of a Zrodlo corpus (its tokenizer may serve several roles), and faults when it has not the size that corpus.json says."""
+    tree, path = resolution.tree, ("data", split.value, "corpus")
+    folder = resolution.absolute(section.corpus or "")
+    try:
+        described = json.loads((folder / "corpus.json").read_bytes())
+        tokens = described["tokens"] if isinstance(described, dict) else None
+        size = (folder / "tokens.bin").stat().st_size
+    except (OSError, ValueError, KeyError, RecursionError) as fault:
+        reason = getattr(fault, "strerror", None) or (f"no {fault}" if isinstance(fault, KeyError) else str(fault))
+        named = getattr(fault, "filename", None) or folder / "corpus.json"
+        tree.fault(path, f"{named} can't be read: {reason}", "name a directory that `fleetd-trainer corpus build` has made, relative to the plan")
+        return []
+    if not isinstance(tokens, int) or size != tokens * CORPUS_TOKEN_BYTES:
+        tree.fault(path, f"{folder / 'tokens.bin'}: {size} bytes, but corpus.json says {tokens} tokens of {CORPUS_TOKEN_BYTES} bytes",
+                   "copy the corpus again, or build it anew")
+        return []
+    return [folder / "tokens.bin"]
 
 
 def _check_files(resolution: Resolution, split: Split, section: DataSection) -> list[Path]:

@@ -123,12 +123,14 @@ class HostSection(Section):
 
 
 class DataSection(Section):
-    """The files of one role: either token shards (`shards`, `split`) or any files (`path`, `include`)."""
+    """The files of one role: token shards (`shards`, `split`), a Zrodlo corpus (`corpus`) or any files (`path`, `include`)."""
 
     shards: str | None = None
     """Directory of token shards with a shards_index.json."""
     split: str | None = None
     """Which split of shards_index.json: train, val or test."""
+    corpus: str | None = None
+    """Directory of a Zrodlo corpus: corpus.json, tokens.bin and its tokenizer.json."""
     path: str | None = None
     """Directory of other files."""
     include: list[str] | None = None
@@ -146,6 +148,13 @@ class MemoryCapSection(Section):
     """Bytes allocated on the accelerator."""
     demand: Literal["enforced", "sampled"] = "sampled"
     """Refuse a host that cannot hold `host` this strongly."""
+
+
+class PilotSection(Section):
+    """The first steps, checked by a fresh process before the rest of the time is spent: predictions reload exactly, memory, one more step."""
+
+    steps: Positive | None = None
+    """So many steps are the pilot; needed, fewer than those of the training."""
 
 
 class CheckpointSection(Section):
@@ -232,6 +241,8 @@ class TrainingSection(Section):
     """Steps in all; needed."""
     seed: Annotated[int, Field(ge=0, le=SEED_MAX)] = 431
     """Decides initial weights and every batch."""
+    sampler: Literal["permutation", "zxell"] = "permutation"
+    """How windows are drawn: each once an epoch, or at random as zxell does (token shards only)."""
     optimizer: OptimizerSection = OptimizerSection()
     threads: Positive = 1
     """CPU threads; part of what makes a run exact."""
@@ -269,6 +280,8 @@ class CandidateSection(Section):
     signal: Literal["leader", "group"] | None = None
     """Who is asked to stop: the process, or its group. Default: leader for training, group for a command."""
     memory_cap: MemoryCap = MemoryCapSection()
+    pilot: PilotSection | None = None
+    """For fleetd's own trainer; when it fails the campaign ends."""
     checkpoint: CheckpointSection = CheckpointSection()
     validation: ValidationSection = ValidationSection()
     restarts: RestartsSection = RestartsSection()

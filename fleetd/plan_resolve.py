@@ -23,6 +23,8 @@ from policies.facts import CapGrade, OnReboot, SignalTarget, Split
 
 CONFIG_BYTES_MAX = 1024 * 1024
 TASK_SCHEMA = 1
+CORPUS_FILES = ("corpus.json", "tokens.bin", "tokenizer.json")
+"""Of a Zrodlo corpus; the tokenizer need not be there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,13 +200,16 @@ def _program(resolution: Resolution, text: str | None) -> str | None:
 
 def data_role(resolution: Resolution, split: Split, section: DataSection) -> DataRole:
     """The files of a role. Token shards are named one by one from their index, so that no other split travels with them."""
-    if section.shards is None:
+    if section.corpus is not None:
+        folder, include = resolution.absolute(section.corpus), CORPUS_FILES
+    elif section.shards is None:
         folder, include = resolution.absolute(section.path or ""), tuple(section.include or ("*",))
     else:
         folder = resolution.absolute(section.shards)
         include = shard_files(folder, section.split or "")
     return DataRole(
-        split=split, path=str(folder), include=include, shard_split=section.split, tokens_per_document_max=section.tokens_per_document_max,
+        split=split, path=str(folder), include=include, shard_split=section.split, is_corpus=section.corpus is not None,
+        tokens_per_document_max=section.tokens_per_document_max,
     )
 
 
@@ -224,7 +229,7 @@ def shard_files(folder: Path, split: str) -> tuple[str, ...]:
         if shard.get("split") == split:
             name = str(shard.get("name", ""))
             names += [name, f"{name}.json", name.removesuffix(".bin") + ".langs.u8"]
-    return tuple(name for name in names if name and (folder / name).is_file())
+    return tuple(name for name in names if name and os.path.isfile(folder / name))
 
 
 def _candidate(resolution: Resolution, candidate: ResolvedCandidate) -> CandidatePlan:
@@ -253,10 +258,12 @@ def _task(resolution: Resolution, candidate: ResolvedCandidate) -> dict[str, Any
     checkpoint, validation = candidate.section.checkpoint, candidate.section.validation
     return {
         "schema": TASK_SCHEMA, "task": training.task, "model": {"config": candidate.config}, "window": training.window, "batch": training.batch,
-        "micro_batch": training.micro_batch, "steps": training.steps, "seed": training.seed, "optimizer": training.optimizer.model_dump(),
+        "micro_batch": training.micro_batch, "steps": training.steps, "seed": training.seed, "sampler": training.sampler,
+        "optimizer": training.optimizer.model_dump(),
         "checkpoint": {"every_steps": checkpoint.every_steps, "every_seconds": float(checkpoint.every), "keep": checkpoint.keep},
         "validation": {**validation.model_dump(), "minimum_improvement": resolution.file.selection.minimum_improvement},
         "threads": training.threads, "device": training.device, "precision": training.precision, "log_every": training.log_every,
+        **({"pilot": {"steps": candidate.section.pilot.steps}} if candidate.section.pilot else {}),
     }
 
 

@@ -121,7 +121,7 @@ def _check_kind(candidate: ResolvedCandidate) -> None:
         tree.fault(path, "neither `training` nor `command` is set", "add `training:` (fleetd's own trainer) or `command: [program, argument]`")
     own = tree.value["candidates"].get(candidate.name) or {}
     if section.command and not section.training:
-        for key in ("checkpoint", "validation"):
+        for key in ("checkpoint", "validation", "pilot"):
             if key in own:
                 tree.fault(
                     (*path, key), f"`{key}` is a setting of fleetd's own trainer, and this candidate is a command",
@@ -194,6 +194,8 @@ def _check_training(resolution: Resolution, candidate: ResolvedCandidate) -> Non
         tree.fault(
             where(("training", "optimizer", "warmup")), f"warmup {warmup} leaves none of {training.steps} steps", "lower warmup or raise steps"
         )
+    _check_pilot(candidate)
+    _check_sampler(resolution, candidate)
     for role in ("train", "validation"):
         if role not in (resolution.tree.value.get("data") or {}):
             tree.fault(
@@ -202,6 +204,26 @@ def _check_training(resolution: Resolution, candidate: ResolvedCandidate) -> Non
             )
     if training.model is not None and not _spoiled(candidate, ("training", "model")):
         _check_model(resolution, candidate)
+
+
+def _check_pilot(candidate: ResolvedCandidate) -> None:
+    pilot, training = candidate.section.pilot, candidate.section.training
+    if pilot is None or training is None:
+        return
+    if pilot.steps is None:
+        if not _spoiled(candidate, ("pilot",)):
+            candidate.tree.fault(candidate.where(("pilot",)), "pilot has no steps", "write pilot: {steps: 20}")
+    elif training.steps and pilot.steps >= training.steps:
+        what = f"a pilot of {pilot.steps} steps leaves none of {training.steps} steps"
+        candidate.tree.fault(candidate.where(("pilot", "steps")), what, "lower pilot.steps, or leave pilot out")
+
+
+def _check_sampler(resolution: Resolution, candidate: ResolvedCandidate) -> None:
+    train = resolution.file.data.get("train")
+    if candidate.section.training and candidate.section.training.sampler == "zxell" and train is not None and train.shards is None:
+        what = "sampler zxell draws from token shards, and the train data is none"
+        fix = "use sampler: permutation, or data.train: {shards: DIRECTORY, split: train}"
+        candidate.tree.fault(candidate.where(("training", "sampler")), what, fix)
 
 
 def _check_model(resolution: Resolution, candidate: ResolvedCandidate) -> None:

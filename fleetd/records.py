@@ -81,6 +81,8 @@ class Run:
     validated: tuple[Validated, ...] = ()
     saved: tuple[Saved, ...] = ()
     """`checkpoints` and `predictions` are verified copies here; `validated` and `saved` are what the host says it has."""
+    pilot: dict[str, Any] | None = None
+    """How its pilot was judged: `step`, `passed`, `because`. None while it was not."""
     faults: tuple[dict[str, Any], ...] = ()
     """Copies given up for good: `what` (predictions or checkpoint), `step`, `digest`, `because`."""
 

@@ -48,6 +48,8 @@ class RunState(Word):
 class CampaignStage(Word):
     PREFLIGHT = "preflight"
     STAGING = "staging"
+    PILOT = "pilot"
+    """The first steps of each candidate that asks for it are judged before the rest of the time is spent."""
     TRAINING = "training"
     SELECTING = "selecting"
     FROZEN = "frozen"

@@ -41,17 +41,18 @@ STOPPED have no process and get none without a new order: what is known of them 
 
 CAMPAIGN_TRANSITIONS: dict[C, frozenset[C]] = {
     C.PREFLIGHT: frozenset({C.STAGING, C.STOPPED, C.FAILED}),
-    C.STAGING: frozenset({C.TRAINING, C.STOPPED, C.FAILED}),
+    C.STAGING: frozenset({C.PILOT, C.TRAINING, C.STOPPED, C.FAILED}),
+    C.PILOT: frozenset({C.TRAINING, C.SELECTING, C.STOPPED, C.FAILED}),
     C.TRAINING: frozenset({C.SELECTING, C.FINISHED, C.STOPPED, C.FAILED}),
     C.SELECTING: frozenset({C.FROZEN, C.FAILED}),
     C.FROZEN: frozenset({C.EVALUATED, C.FAILED}),
     C.EVALUATED: frozenset(),
     C.FINISHED: frozenset(),
-    C.STOPPED: frozenset({C.TRAINING, C.SELECTING, C.FINISHED, C.FAILED}),
+    C.STOPPED: frozenset({C.PILOT, C.TRAINING, C.SELECTING, C.FINISHED, C.FAILED}),
     C.FAILED: frozenset(),
 }
-"""STOPPED -> SELECTING: the deadline passed while it rested; what was saved is still judged. SELECTING is not stopped: nothing trains any
-more, so nothing could be resumed, and the freeze opens nothing by itself."""
+"""STOPPED or PILOT -> SELECTING: the deadline passed while it rested, or in the pilot; what was saved is still judged. SELECTING is not
+stopped: nothing trains any more, so nothing could be resumed, and the freeze opens nothing by itself."""
 
 NEVER_RETRIED = frozenset({
     Reason.CONFIG, Reason.NOT_FINITE, Reason.GATE_FAILED, Reason.PREFLIGHT, Reason.MEMORY, Reason.USER, Reason.DEADLINE,

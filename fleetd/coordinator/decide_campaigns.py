@@ -1,8 +1,8 @@
 """How a campaign goes from stage to stage, and which jobs its state calls for.
 
-    preflight → staging → training → selecting → frozen → evaluated
-                              ↑ ↓  ↘ finished (commands alone)      and, from most of them, failed
-                            stopped
+    preflight → staging → (pilot →) training → selecting → frozen → evaluated
+                                      ↑ ↓  ↘ finished (commands alone)      and, from most of them, failed
+                                    stopped
 Everything is concluded from the Fleet and the moment: a restarted coordinator asks for exactly what is still missing.
 """
 
@@ -11,11 +11,12 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from fleetd.coordinator.decide_jobs import fail_campaign
+from fleetd.coordinator.decide_pilot import judge_pilots
 from fleetd.coordinator.decide_replicas import ask_for_copies, has_every_copy
 from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import Job
 from fleetd.coordinator.specs import EVALUATE_PREFIX
-from fleetd.coordinator.targets import AFTER_FREEZE, is_registered
+from fleetd.coordinator.targets import AFTER_FREEZE, TRAINS, is_registered, training_stage
 from fleetd.fleet import Campaign, Run
 from policies.deadlines import cutoff_at, reserve_seconds
 from policies.escalation import seconds_until_empty
@@ -36,13 +37,15 @@ _BEFORE_TRAINING = frozenset({CampaignStage.PREFLIGHT, CampaignStage.STAGING})
 def advance_campaigns(pen: Pen) -> None:
     for campaign_id in pen.fleet.campaigns:
         stage = pen.campaign(campaign_id).stage
-        if stage is CampaignStage.PREFLIGHT or (stage is CampaignStage.TRAINING and not is_registered(pen.campaign(campaign_id))):
+        if stage is CampaignStage.PREFLIGHT or (stage in TRAINS and not is_registered(pen.campaign(campaign_id))):
             pen.start(Job(key=f"preflight:{campaign_id}", kind="preflight", campaign_id=campaign_id))
-        if stage in (CampaignStage.STAGING, CampaignStage.TRAINING):
+        if stage in (CampaignStage.STAGING, *TRAINS):
             _stage_data(pen, campaign_id)
-        if stage in (CampaignStage.TRAINING, CampaignStage.STOPPED, CampaignStage.SELECTING):
+        if stage in (*TRAINS, CampaignStage.STOPPED, CampaignStage.SELECTING):
             ask_for_copies(pen, campaign_id)
-        if stage in (*_BEFORE_TRAINING, CampaignStage.TRAINING, CampaignStage.STOPPED):
+        if pen.campaign(campaign_id).stage is CampaignStage.PILOT:
+            judge_pilots(pen, campaign_id)
+        if stage in (*_BEFORE_TRAINING, *TRAINS, CampaignStage.STOPPED) and pen.campaign(campaign_id).stage is not CampaignStage.FAILED:
             _shorten(pen, campaign_id)
             _settle(pen, campaign_id)
         if pen.campaign(campaign_id).stage is CampaignStage.SELECTING:
@@ -69,7 +72,8 @@ def _stage_data(pen: Pen, campaign_id: str) -> None:
         if (host.name in used or "any" in used) and f"{host.name}:campaign" not in campaign.staged and _answers(pen, host.name):
             pen.start(Job(key=f"stage:{campaign_id}:{host.name}", kind="stage", campaign_id=campaign_id, host=host.name, body={"what": "campaign"}))
     if campaign.stage is CampaignStage.STAGING and campaign.staged:
-        pen.move_campaign(campaign_id, CampaignStage.TRAINING, f"release and data lie on {campaign.staged[0].split(':')[0]}")
+        because = f"release and data lie on {campaign.staged[0].split(':')[0]}"
+        pen.move_campaign(campaign_id, training_stage(pen.fleet, campaign), because)
 
 
 def _answers(pen: Pen, host: str) -> bool:

@@ -13,7 +13,7 @@ from fleetd.campaign import HostPlan
 from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import Poll, Sight
 from fleetd.coordinator.specs import wish
-from fleetd.coordinator.targets import AFTER_FREEZE, OVER
+from fleetd.coordinator.targets import AFTER_FREEZE, OVER, TRAINS, is_time, training_stage
 from fleetd.fleet import Fleet, Run
 from fleetd.model import Notice, Observation, RunReport
 from fleetd.wire import encode
@@ -29,9 +29,9 @@ _GOING = frozenset({RunState.STARTING, RunState.RUNNING, RunState.STOPPING, RunS
 _LOSABLE = _GOING | {RunState.STUCK}
 """States that a host may leave by itself while nobody hears of it. A held run has no process, and waits for a person whether or not its
 host answers."""
-_RESUMABLE = frozenset({CampaignStage.TRAINING, CampaignStage.STOPPED})
+_RESUMABLE = TRAINS | {CampaignStage.STOPPED}
 _NONE = type(None)
-_RETOLD = frozenset({"attempt_started", "attempt_ended", "checkpoint", "validation"})
+_RETOLD = frozenset({"attempt_started", "attempt_ended", "checkpoint", "validation", "pilot"})
 _COUNTED = frozenset({"step", "attempt", "rows", "seconds"})
 _NOTICE_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "state_changed": {"to": (str,)},
@@ -39,6 +39,7 @@ _NOTICE_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "attempt_ended": {"attempt": (int,)},
     "checkpoint": {"step": (int,), "digest": (str,), "bytes": (int, _NONE)},
     "validation": {"step": (int,), "sha256": (str, _NONE), "value": (int, float, _NONE), "rows": (int, _NONE), "seconds": (int, float, _NONE)},
+    "pilot": {"step": (int,)},
 }
 """What the fleet will read of a notice. One that is not so is kept as it came and read by nobody: history must never stop a replay."""
 
@@ -94,9 +95,8 @@ def read_polls(pen: Pen) -> None:
 
 def _was_placed(pen: Pen, run: Run, host: str, report: RunReport) -> bool:
     """Take over the placing of a queued run that its host has already: that part of history was lost. It is never placed a second time."""
-    spec, stage = report.spec, pen.campaign(run.campaign_id).stage
-    is_time = stage is CampaignStage.TRAINING if run.kind is RunKind.TRAIN else stage in AFTER_FREEZE
-    if spec is None or run.state is not RunState.QUEUED or not is_time or spec.campaign_id != run.campaign_id:
+    spec, may_start = report.spec, is_time(pen.campaign(run.campaign_id), run)
+    if spec is None or run.state is not RunState.QUEUED or not may_start or spec.campaign_id != run.campaign_id:
         return False
     because = f"{host} has it already, placed at {format_moment(spec.created_at)}: history had lost it"
     pen.write("run_placed", {"spec": encode(spec)}, run=run.run_id, host=host, actor=f"host:{host}", because=because)
@@ -229,13 +229,14 @@ def _reconcile(pen: Pen, run_id: str, report: RunReport, *, is_torn: bool) -> No
 def _wake(pen: Pen, run_id: str, report: RunReport, look: Observation) -> None:
     """A run that rests here and goes on there: the resume of it was lost. Where its campaign is judged already, it stays out of it."""
     run, stage = pen.run(run_id), pen.campaign(pen.run(run_id).campaign_id).stage
-    is_time = stage in (_RESUMABLE if run.kind is RunKind.TRAIN else AFTER_FREEZE)
+    may_go_on = stage in (_RESUMABLE if run.kind is RunKind.TRAIN else AFTER_FREEZE)
     goes_on = report.supervisor == "alive" and look.state in _GOING
     has_failed_since = run.state is RunState.HELD and look.state is RunState.FAILED
-    if run.state in (RunState.STOPPED, RunState.HELD) and (goes_on or has_failed_since) and is_time:
+    if run.state in (RunState.STOPPED, RunState.HELD) and (goes_on or has_failed_since) and may_go_on:
         pen.move_run(run_id, RunState.STARTING, f"{run.host} sees it go on: history had lost its resume", actor=f"host:{run.host}")
         if stage is CampaignStage.STOPPED:
-            pen.move_campaign(run.campaign_id, CampaignStage.TRAINING, f"{run.candidate} goes on on {run.host}", actor=f"host:{run.host}")
+            to = training_stage(pen.fleet, pen.campaign(run.campaign_id))
+            pen.move_campaign(run.campaign_id, to, f"{run.candidate} goes on on {run.host}", actor=f"host:{run.host}")
 
 
 def _stays_at_rest(pen: Pen, run: Run, report: RunReport) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import Job
+from fleetd.coordinator.targets import TRAINS
 from fleetd.fleet import Campaign, Run, Saved, Validated
 from policies.facts import CampaignStage, RunKind
 from policies.lifecycle import SETTLED
@@ -29,7 +30,7 @@ def _ask_to_prune(pen: Pen, campaign: Campaign) -> None:
     runs = [pen.run(run_id) for run_id in campaign.runs]
     keep = {saved.digest for run in runs for saved in wanted_checkpoints(run, campaign.plan.selection.minimum_improvement, _chosen(campaign))}
     held = {copy.digest for run in runs for copy in run.checkpoints}
-    if campaign.stage in (CampaignStage.TRAINING, CampaignStage.STOPPED) and held - keep and keep <= held:
+    if campaign.stage in TRAINS | {CampaignStage.STOPPED} and held - keep and keep <= held:
         pen.start(Job(key=f"prune:{campaign.campaign_id}", kind="prune", campaign_id=campaign.campaign_id, body={"keep": sorted(keep)}))
 
 

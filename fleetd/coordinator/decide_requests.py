@@ -9,7 +9,7 @@ from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import Request
 from fleetd.coordinator.specs import role, wish
 from fleetd.coordinator.strangers import strangers
-from fleetd.coordinator.targets import AFTER_FREEZE, find_campaign, find_runs
+from fleetd.coordinator.targets import AFTER_FREEZE, find_campaign, find_runs, training_stage
 from fleetd.fleet import Run
 from fleetd.model import WantOrder
 from fleetd.wire import encode
@@ -86,7 +86,7 @@ def _resume(pen: Pen, request: Request) -> None:
         pen.move_run(run.run_id, to, "resumed", actor=actor)
     for campaign_id in dict.fromkeys(run.campaign_id for run in resting):
         if pen.campaign(campaign_id).stage is CampaignStage.STOPPED:
-            pen.move_campaign(campaign_id, CampaignStage.TRAINING, f"{actor} resumed it", actor=actor)
+            pen.move_campaign(campaign_id, training_stage(pen.fleet, pen.campaign(campaign_id)), f"{actor} resumed it", actor=actor)
     pen.answer(request, {"runs": [run.run_id for run in resting]})
 
 

@@ -15,11 +15,11 @@ from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import Job, Order, Sight
 from fleetd.coordinator.specs import asked_bytes, asking, build_spec, build_task, candidate_of, host_plan, split_of, wish
 from fleetd.coordinator.strangers import memory_bytes, strangers, strangers_on
-from fleetd.coordinator.targets import AFTER_FREEZE
+from fleetd.coordinator.targets import is_time
 from fleetd.fleet import Campaign, Fleet, Run
 from fleetd.model import CutoffOrder, HostFacts
 from fleetd.wire import encode
-from policies.facts import CampaignStage, CapGrade, RunKind, RunState, StopMode
+from policies.facts import CapGrade, RunKind, RunState, StopMode
 from policies.lifecycle import ACTIVE
 from policies.memory import Admission, admit
 
@@ -32,11 +32,9 @@ _HOLDS_MEMORY = ACTIVE | {RunState.STAGING}
 def place_runs(pen: Pen) -> None:
     """Place queued runs in the order of their campaigns and candidates; a run that can't be placed says what it waits for."""
     for campaign_id in pen.fleet.campaigns:
-        stage = pen.campaign(campaign_id).stage
         for run_id in pen.campaign(campaign_id).runs:
             run = pen.run(run_id)
-            is_time = stage is CampaignStage.TRAINING if run.kind is RunKind.TRAIN else stage in AFTER_FREEZE
-            if run.state is RunState.QUEUED and is_time:
+            if run.state is RunState.QUEUED and is_time(pen.campaign(campaign_id), run):
                 _place(pen, run)
             elif run.state is RunState.STAGING:
                 # The tick that placed it ended here, in a history that was salvaged: its order may have left.

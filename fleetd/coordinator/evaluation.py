@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleetd.campaign import Plan
+from fleetd.coordinator.corpora import corpus_rows, read_corpus
 from fleetd.coordinator.couriers import Courier, TreeKind
 from fleetd.coordinator.ledger import Act, Ledger, LedgerEntry, enter, read_ledger
 from fleetd.coordinator.predictions import Scored, score_file, short
@@ -115,9 +116,12 @@ def _reserved_set(paths: CampaignPaths, plan: Plan, split: Split) -> RegisteredS
     """The rows that an evaluation on `split` must have scored, from the vault's verified copy."""
     role, opened = role_of(plan, split), verified_split(paths, split)
     assert role is not None, "a split that was opened is in the plan"
+    if role.is_corpus:
+        rows = corpus_rows(opened.folder, read_corpus(opened.folder), role.tokens_per_document_max)
+        return RegisteredSet(split=split, shard_split=split.value, dataset_digest=opened.digest, rows=rows)
     if role.shard_split is None:
-        fix = "set shard_split of this role in the plan"
-        raise RequestRefused(f"{split} can't be judged", where=str(opened.folder), what="it is no token shards", fix=fix)
+        fix = "name its data as shards or corpus in the plan"
+        raise RequestRefused(f"{split} can't be judged", where=str(opened.folder), what="it is neither token shards nor a corpus", fix=fix)
     shards = read_shard_set(opened.folder, role.shard_split, ("*",), scored=True)
     rows = registered_rows(opened.folder, shards, role.tokens_per_document_max)
     return RegisteredSet(split=split, shard_split=role.shard_split, dataset_digest=opened.digest, rows=rows)

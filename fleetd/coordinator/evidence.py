@@ -89,7 +89,7 @@ def _excluded(run: Run, registered: RegisteredSet | None) -> str | None:
     if not run.spec.contract:
         return "a command of its own writes no validation predictions, so it can't be compared"
     if registered is None:
-        return "the plan's validation data is no token shards, so no validation set is registered"
+        return "the plan's validation data is plain files, so no validation set is registered"
     return None
 
 

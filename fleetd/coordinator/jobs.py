@@ -15,6 +15,7 @@ from typing import Any
 
 from fleetd import logs
 from fleetd.campaign import HostPlan, Plan
+from fleetd.coordinator.corpora import read_corpus
 from fleetd.coordinator.couriers import Courier
 from fleetd.coordinator.evaluation import collect_evaluation, judge, prepare_evaluation
 from fleetd.coordinator.ledger import Act
@@ -145,12 +146,14 @@ def _check_python(host: HostPlan, python: str, courier: Courier) -> None:
 
 
 def _reserved_rows(plan: Plan) -> dict[str, int]:
-    """How many documents each reserved split of token shards holds: what an evaluation has to score."""
+    """How many documents each reserved split of token shards or of a corpus holds: what an evaluation has to score."""
     found: dict[str, int] = {}
     for role in plan.data:
         if role.split in RESERVED_SPLITS and role.shard_split is not None:
             shards = read_shard_set(Path(plan.directory) / role.path, role.shard_split, role.include, scored=True)
             found[role.split.value] = sum(shard.docs for shard in shards.shards)
+        elif role.split in RESERVED_SPLITS and role.is_corpus:
+            found[role.split.value] = read_corpus(Path(plan.directory) / role.path).documents
     return found
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleetd.campaign import Plan
+from fleetd.coordinator.corpora import check_corpus_vocabulary, corpus_rows
 from fleetd.coordinator.ledger import Act, read_ledger
 from fleetd.coordinator.shards import RegisteredRow, check_vocabulary, registered_rows
 from fleetd.coordinator.staging import CollectedRole, check_disjoint, collect_role
@@ -47,10 +48,12 @@ def register_campaign(paths: CampaignPaths, plan: Plan, act: Act) -> dict[str, s
     for role in collected:
         if role.shards is not None:
             check_vocabulary(role.source, role.shards, vocabularies)
+        elif role.corpus is not None:
+            check_corpus_vocabulary(role.source, vocabularies)
     digests = {role.role.split.value: role.digest for role in collected}
     recorded = dict(digests)
     for role in collected:
-        if role.role.split == Split.VALIDATION and role.shards is not None:
+        if role.role.split == Split.VALIDATION and (role.shards is not None or role.corpus is not None):
             validation = register_rows(role)
             write_record(paths.registered_validation, _record(validation))
             recorded["registered_validation"] = validation.sha256
@@ -69,14 +72,18 @@ def _vocabularies(plan: Plan) -> dict[str, int]:
 
 
 def register_rows(role: CollectedRole) -> RegisteredSet:
-    """The registered rows of a role of token shards."""
+    """The registered rows of a role of token shards or of a corpus, which has no other name for its split."""
+    limit, split = role.role.tokens_per_document_max, role.role.split
+    if role.corpus is not None:
+        rows = corpus_rows(role.source, role.corpus, limit)
+        return RegisteredSet(split=split, shard_split=split.value, dataset_digest=role.digest, rows=rows)
     assert role.shards is not None
-    rows = registered_rows(role.source, role.shards, role.role.tokens_per_document_max)
-    return RegisteredSet(split=role.role.split, shard_split=role.shards.split, dataset_digest=role.digest, rows=rows)
+    rows = registered_rows(role.source, role.shards, limit)
+    return RegisteredSet(split=split, shard_split=role.shards.split, dataset_digest=role.digest, rows=rows)
 
 
 def read_registered_validation(paths: CampaignPaths) -> RegisteredSet | None:
-    """The registered validation set; None when the plan's validation data is no token shards. DataDamaged when it was changed."""
+    """The registered validation set; None when the plan's validation data is plain files. DataDamaged when it was changed."""
     path = paths.registered_validation
     try:
         with open(path, "rb") as file:

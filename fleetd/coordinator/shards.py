@@ -7,6 +7,7 @@ Format: `shards_index.json`, `<split>_NNN.bin` (little-endian uint16, one end-of
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -79,7 +80,7 @@ def read_shard_set(folder: Path, split: str, include: tuple[str, ...], *, scored
     for shard in shards:
         files += [shard.name, f"{shard.name}.json"]
         langs = f"{shard.stem}.langs.u8"
-        if scored or (folder / langs).exists():
+        if scored or os.path.exists(folder / langs):
             files.append(langs)
     return ShardSet(split=split, shards=shards, files=tuple(files))
 
@@ -169,7 +170,7 @@ def _check_names(folder: Path, split: str, names: list[str], include: tuple[str,
 
 def _read_shard(folder: Path, name: str, listed: Mapping[str, Any]) -> Shard:
     path = folder / f"{name}.json"
-    if not (folder / name).exists():
+    if not os.path.exists(folder / name):  # False too for a name longer than any file's
         raise _damaged(folder / name, f"{INDEX_NAME} lists it, but it is not there")
     side = _read_object(path)
     for field in SIDE_FIELDS:

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from fleetd.campaign import DataRole, Plan
+from fleetd.coordinator.corpora import TOKENS_NAME, CorpusFacts, check_corpus, read_corpus
 from fleetd.coordinator.couriers import Courier, TreeKind
 from fleetd.coordinator.shards import ShardSet, check_shards, read_shard_set
 from fleetd.coordinator.trees import TreeFault, read_entry
@@ -23,12 +24,13 @@ OPEN_SPLITS = (Split.TRAIN, Split.VALIDATION)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectedRole:
-    """One role's files as they were read just now. `shards` for token shards, None for plain files."""
+    """One role's files as they were read just now: `shards` for token shards, `corpus` for a Zrodlo corpus, neither for plain files."""
 
     role: DataRole
     source: Path
     entries: tuple[FileEntry, ...]
     shards: ShardSet | None
+    corpus: CorpusFacts | None = None
 
     @property
     def digest(self) -> str:
@@ -36,7 +38,9 @@ class CollectedRole:
 
     @property
     def content(self) -> tuple[FileEntry, ...]:
-        """The files that are data: of shards the .bin alone, since the index and the tokenizer belong to every split."""
+        """The files that are data: of shards and corpora the tokens alone, since index and tokenizer belong to every split."""
+        if self.corpus is not None:
+            return tuple(entry for entry in self.entries if entry.path == TOKENS_NAME)
         if self.shards is None:
             return tuple(entry for entry in self.entries if entry.bytes)
         names = {shard.name for shard in self.shards.shards}
@@ -64,7 +68,10 @@ def collect_role(directory: str, role: DataRole) -> CollectedRole:
         raise RequestRefused(f"the {role.split} data can't be staged", where=str(source), what=what, fix="correct include of this role in the plan")
     if shards is not None:
         check_shards(source, shards, entries)
-    return CollectedRole(role=role, source=source, entries=entries, shards=shards)
+    corpus = read_corpus(source) if role.is_corpus else None
+    if corpus is not None:
+        check_corpus(source, corpus, entries)
+    return CollectedRole(role=role, source=source, entries=entries, shards=shards, corpus=corpus)
 
 
 def check_disjoint(collected: tuple[CollectedRole, ...]) -> None:

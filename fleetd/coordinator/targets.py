@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from fleetd.fleet import Campaign, Fleet
+from fleetd.fleet import Campaign, Fleet, Run
 from policies.errors import NotFound
-from policies.facts import CampaignStage
+from policies.facts import CampaignStage, RunKind
 
 NAMES_LISTED_MAX = 5
 
 OVER = frozenset({CampaignStage.FAILED, CampaignStage.EVALUATED, CampaignStage.FINISHED})
 AFTER_FREEZE = frozenset({CampaignStage.FROZEN, CampaignStage.EVALUATED})
+
+
+TRAINS = frozenset({CampaignStage.PILOT, CampaignStage.TRAINING})
+"""Stages in which trainings go on."""
 
 
 def is_over(campaign: Campaign) -> bool:
@@ -20,6 +24,28 @@ def is_over(campaign: Campaign) -> bool:
 def is_registered(campaign: Campaign) -> bool:
     """Whether the digest of every data role is history: nothing can be staged or judged before."""
     return all(role.split.value in campaign.digests for role in campaign.plan.data)
+
+
+def has_pilot(campaign: Campaign, run: Run) -> bool:
+    """Whether the plan asks that the first steps of this run be checked before the rest."""
+    return any(each.name == run.candidate and (each.task or {}).get("pilot") for each in campaign.plan.candidates) and run.kind is RunKind.TRAIN
+
+
+def has_passed(run: Run) -> bool:
+    return run.pilot is not None and run.pilot.get("passed") is True
+
+
+def is_time(campaign: Campaign, run: Run) -> bool:
+    """Whether the campaign's stage lets this run start: while pilots are judged, only runs that have one."""
+    if run.kind is RunKind.EVALUATE:
+        return campaign.stage in AFTER_FREEZE
+    return campaign.stage is CampaignStage.TRAINING or (campaign.stage is CampaignStage.PILOT and has_pilot(campaign, run))
+
+
+def training_stage(fleet: Fleet, campaign: Campaign) -> CampaignStage:
+    """Where a campaign goes on when its trainings begin or are resumed: through the pilot, until one has passed and none is under way."""
+    piloted = [run for run in (fleet.runs[run_id] for run_id in campaign.runs) if has_pilot(campaign, run)]
+    return CampaignStage.TRAINING if all(has_passed(run) for run in piloted) else CampaignStage.PILOT
 
 
 def find_runs(fleet: Fleet, target: str) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from fleetd.paths import RunPaths
 
 LOG_READS_PER_TICK_MAX = 64
 CHECKPOINTS_REMEMBERED_MAX = 50
+PILOT_WORDS_MAX = 1000
 
 Tell = Callable[..., None]
 """`tell(moment, kind, **body)`: one notice."""
@@ -64,6 +65,8 @@ class Follower:
                 progress = after_record(progress, record, read_at=moment.now)
                 if record.get("event") == "validation" and record.get("phase") == "end" and whole(record.get("step")) is not None:
                     tell(moment, "validation", **validation_body(record))
+                if (pilot := pilot_body(record)) is not None:
+                    tell(moment, "pilot", **pilot)
             history = replace(history, progress=progress, log_offset=self.log.offset)
         return history
 
@@ -82,6 +85,13 @@ class Follower:
             if (claim.step, claim.digest) not in known:
                 tell(moment, "checkpoint", step=claim.step, digest=claim.digest, bytes=claim.bytes)
         return replace(history, checkpoints=tuple(SeenCheckpoint(step=claim.step, digest=claim.digest, at=claim.at) for claim in claims))
+
+
+def pilot_body(record: dict[str, Any]) -> dict[str, Any] | None:
+    """What a notice tells of a pilot that the log says was judged; None when the record is about something else."""
+    if record.get("event") != "pilot" or record.get("phase") != "end" or whole(record.get("step")) is None:
+        return None
+    return {"step": whole(record["step"]), "passed": record.get("passed") is True, "because": str(record.get("because", ""))[:PILOT_WORDS_MAX]}
 
 
 def validation_body(record: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fleetd import clock
 from fleetd.host import rundir
-from fleetd.host.follow import validation_body
+from fleetd.host.follow import pilot_body, validation_body
 from fleetd.host.progress import whole
 from fleetd.model import Notice
 from fleetd.paths import RunPaths
@@ -49,6 +49,8 @@ def _validations(paths: RunPaths) -> list[tuple[str, dict[str, object]]]:
         for record in records:
             if record.get("event") == "validation" and record.get("phase") == "end" and whole(record.get("step")) is not None:
                 found.append(("validation", validation_body(record)))
+            if (pilot := pilot_body(record)) is not None:
+                found.append(("pilot", pilot))
         if log.offset == before:
             break
     return found

@@ -140,7 +140,8 @@ def data_summary(role: DataRole) -> dict[str, int]:
 
 def _data(loaded: LoadedPlan, role: DataRole) -> tuple[str, list[Line]]:
     summary = data_summary(role)
-    parts = [line(role.path + (f", split {role.shard_split}" if role.shard_split else f", {' '.join(role.include)}"))]
+    kind = f", split {role.shard_split}" if role.shard_split else ", a Zrodlo corpus" if role.is_corpus else f", {' '.join(role.include)}"
+    parts = [line(role.path + kind)]
     if "tokens" in summary:
         parts.append(line(f"{_count(summary['shards'], 'shard')}, {summary['documents']:,} documents, {summary['tokens']:,} tokens"))
     parts.append(line(f"{summary['files']} files, {show_size(summary['bytes'])}"))
@@ -148,7 +149,7 @@ def _data(loaded: LoadedPlan, role: DataRole) -> tuple[str, list[Line]]:
         parts.append(line(f"scored on the first {role.tokens_per_document_max} tokens of each document"))
     if role.split in RESERVED_SPLITS:
         parts.append(line(Span("sealed until the freeze", Tone.WARN)))
-    key = f"data.{role.split.value}.{'shards' if role.shard_split else 'path'}"
+    key = f"data.{role.split.value}.{'shards' if role.shard_split else 'corpus' if role.is_corpus else 'path'}"
     return role.split.value, [*parts, _origin(loaded, key)]
 
 

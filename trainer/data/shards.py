@@ -123,7 +123,7 @@ def documents(corpus: Corpus, tokens_max: int | None = None) -> Iterator[Documen
 def splits_in(folder: Path) -> tuple[str, ...]:
     """The splits of the index whose shards lie here, in order of first appearance."""
     entries = read_index(folder)["shards"]
-    return tuple(dict.fromkeys(str(entry.get("split")) for entry in entries if (folder / str(entry.get("name"))).is_file()))
+    return tuple(dict.fromkeys(str(entry.get("split")) for entry in entries if os.path.isfile(folder / str(entry.get("name")))))
 
 
 def read_index(folder: Path) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def _scan(path: Path, tokens: Tokens, vocabulary: int) -> tuple[str, npt.NDArray
 def _families(folder: Path, entry: dict[str, Any], ends: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8] | None:
     """One byte a document, checked against the token counts by family that the index gives."""
     path = folder / f"{str(entry['name']).removesuffix('.bin')}.langs.u8"
-    if not path.is_file():
+    if not os.path.isfile(path):
         return None
     families = np.frombuffer(path.read_bytes(), dtype=np.uint8)
     if len(families) != len(ends):
@@ -227,7 +227,7 @@ def tokenizer_file(folder: Path, index: dict[str, Any]) -> Path | None:
     if not isinstance(name, str) or "/" in name or name in ("", ".", ".."):
         return None
     path = folder / name
-    return path if path.is_file() and not path.is_symlink() else None
+    return path if os.path.isfile(path) and not os.path.islink(path) else None  # a name may be longer than any file's
 
 
 def vocabulary_of(tokenizer: Path | None) -> int | None:

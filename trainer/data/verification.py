@@ -5,6 +5,7 @@ Hashing lets other threads run, so threads are enough. Nothing stays in memory b
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -44,7 +45,7 @@ def verify_splits(
     if split is not None and split not in by_split:
         raise DataDamaged("the training data can't be used", where=str(folder / INDEX_NAME), what=f"it has no shard of split {split!r}",
                           fix=f"name one of these: {', '.join(sorted(by_split)) or 'none'}")
-    here = {name for name, entries in by_split.items() if name == split or any((folder / str(entry.get("name"))).is_file() for entry in entries)}
+    here = {name for name, entries in by_split.items() if name == split or any(os.path.isfile(folder / str(entry.get("name"))) for entry in entries)}
     wanted = [entry for name, entries in by_split.items() if name in here and split in (None, name) for entry in entries]
     entries = [checked_entry(folder, entry) for entry in wanted]
     total, done, lock = sum(TOKEN_BYTES * entry["tokens"] for entry in entries), 0, threading.Lock()
