@@ -1,10 +1,11 @@
 """Training speed beside others: ours, Hugging Face's Trainer and a plain PyTorch loop, in turns, on the same data, model and threads.
 
-    python benchmarks/trainer/compare.py [--threads N] [--cell VOCABULARY:WINDOW ...] [--keep FILE] [--write]
+    python benchmarks/trainer/compare.py [--threads N] [--clock wall|processor] [--cell VOCABULARY:WINDOW ...] [--keep FILE] [--write]
 
 Every contender is a process of its own that keeps its model; a round gives each the same number of steps, one contender at a
 time, and measures the matrix product as well. What is compared is therefore the same minute of the same machine. `--keep`
-gathers cells over several calls, `--write` puts them into docs/training.md. Exit status 1: a cell is not as it should be.
+gathers cells over several calls, `--write` puts them into docs/training.md. On a machine that others use, `--clock processor` with
+one thread counts the seconds that a contender really had. Exit status 1: a cell is not as it should be.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ ANSWER_SECONDS_MAX = 600
 class Contender:
     """A process that trains when asked."""
 
-    def __init__(self, who: str, cell: stage.Cell, shards: Path, work: Path) -> None:
+    def __init__(self, who: str, cell: stage.Cell, shards: Path, work: Path, clock: str) -> None:
         work.mkdir()
+        self._clock = clock
         ask_end, self._ask = os.pipe()
         self._tell, tell_end = os.pipe()
         threads = str(cell.threads)
@@ -76,27 +78,27 @@ class Contender:
             raise SystemExit(f"{self.who} ended early:\n{(self.work / 'output.txt').read_text()[-2000:]}")
         said = json.loads(line)
         self.losses = said["losses"]
-        return float(said["seconds"])
+        return float(said[self._clock])
 
 
-def measure(cell: stage.Cell, rounds: int) -> dict[str, Any]:
+def measure(cell: stage.Cell, rounds: int, clock: str) -> dict[str, Any]:
     """Tokens per second of each round and contender, GFLOP/s of the matrix product, and how far the losses lie apart."""
     steps = STEPS_A_TURN.get(cell.vocabulary, 1)
     with tempfile.TemporaryDirectory(prefix="fleetd-bench-") as folder:
         shards = stage.make_shards(Path(folder) / "shards", cell.vocabulary)
-        contenders = {who: Contender(who, cell, shards, Path(folder) / who) for who in WHO}
+        contenders = {who: Contender(who, cell, shards, Path(folder) / who, clock) for who in WHO}
         found: dict[str, list[float]] = {who: [] for who in WHO}
         for number in range(rounds):
             for who in (*WHO[number % 3:3], *WHO[:number % 3], "matmul"):  # nobody is always first
                 seconds = contenders[who].take(MATMUL_BLOCKS if who == "matmul" else steps)
-                found[who].append(MATMUL_BLOCKS * MATMUL_GFLOP / seconds if who == "matmul" else steps * stage.TOKENS_A_STEP / seconds)
+                found[who].append(MATMUL_BLOCKS * MATMUL_GFLOP / seconds if who == "matmul" else steps * cell.tokens / seconds)
             print(f"{cell.name}: round {number + 1}: " + ", ".join(f"{who} {values[-1]:.0f}" for who, values in found.items()),
                   file=sys.stderr, flush=True)
         for contender in contenders.values():
             contender.close()
         losses = [contenders[who].losses for who in WHO[:3]]
     apart = max(max(each) - min(each) for each in zip(*losses, strict=False))
-    return {**cell.to_json(), "rounds": found, "loss_apart": apart, "losses_compared": min(map(len, losses))}
+    return {**cell.to_json(), "clock": clock, "rounds": found, "loss_apart": apart, "losses_compared": min(map(len, losses))}
 
 
 def ratios(measured: dict[str, Any], other: str) -> list[float]:
@@ -124,17 +126,17 @@ def share_of_limit(measured: dict[str, Any]) -> float:
 
 
 def cell_of(measured: dict[str, Any]) -> stage.Cell:
-    return stage.Cell(**{key: measured[key] for key in ("vocabulary", "window", "threads")})
+    return stage.Cell(**{key: measured[key] for key in ("vocabulary", "window", "threads", "tokens")})
 
 
 def table(measured: list[dict[str, Any]]) -> str:
-    head = ("model", "threads", "ours", "Trainer", "plain loop", "ours / Trainer", "ours / plain", "matrix product", "ours of it", "losses apart")
+    head = ("model", "threads, clock", "ours", "Trainer", "plain loop", "ours / Trainer", "ours / plain", "matrix product", "ours of it", "losses apart")
     rows = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for each in measured:
         speeds = [spread(each["rounds"][who], ",.0f") for who in WHO[:3]]
         beside = [spread(ratios(each, other), ".2f") for other in WHO[1:3]]
         limit = f"{statistics.median(each['rounds']['matmul']):.0f} GFLOP/s"
-        cells = [cell_of(each).name, str(each["threads"]), *speeds, *beside, limit, f"{share_of_limit(each):.0%}", f"{each['loss_apart']:.1e}"]
+        cells = [cell_of(each).name, f"{each['threads']}, {each['clock']}", *speeds, *beside, limit, f"{share_of_limit(each):.0%}", f"{each['loss_apart']:.1e}"]
         rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows)
 
@@ -146,6 +148,8 @@ def spread(values: list[float], form: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--tokens", type=int, default=stage.TOKENS_A_STEP, help="in one step")
+    parser.add_argument("--clock", choices=("wall", "processor"), default="wall")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--cell", action="append", choices=CELLS, help="only these")
     parser.add_argument("--keep", metavar="FILE", help="add the figures to this JSON file, and show all that it holds")
@@ -155,7 +159,7 @@ def main() -> int:
     cells = kept.setdefault("cells", {})
     for name in given.cell or CELLS:
         vocabulary, window = map(int, name.split(":"))
-        cells[name] = measure(stage.Cell(vocabulary=vocabulary, window=window, threads=given.threads), given.rounds)
+        cells[name] = measure(stage.Cell(vocabulary=vocabulary, window=window, threads=given.threads, tokens=given.tokens), given.rounds, given.clock)
         if given.keep:
             Path(given.keep).write_text(json.dumps(kept, indent=1))
     measured = [cells[name] for name in CELLS if name in cells]

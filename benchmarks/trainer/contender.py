@@ -2,7 +2,8 @@
 
     python contender.py ours|trainer|plain|matmul CELL.json SHARDS WORK --ask FD --tell FD
 
-Words on --ask are numbers of steps; each is answered on --tell with the seconds from the word to the end of the last step.
+Words on --ask are numbers of steps; each is answered on --tell with the seconds from the word to the end of the last step, by the wall
+and of this process's own on the processors.
 What a contender does between two steps (fetching data, logging, asking whether to stop) lies within that time.
 """
 
@@ -27,7 +28,7 @@ class Turns:
 
     def __init__(self, ask: int, tell: int) -> None:
         self._ask, self._tell = os.fdopen(ask), os.fdopen(tell, "w")
-        self._left, self._began, self.losses = WARM_STEPS, time.monotonic(), []
+        self._left, self._began, self.losses = WARM_STEPS, (time.monotonic(), time.process_time()), []
 
     def step_done(self, loss: float | None = None) -> None:
         if loss is not None:
@@ -35,11 +36,12 @@ class Turns:
         self._left -= 1
         if self._left > 0:
             return
-        self.say({"seconds": time.monotonic() - self._began, "losses": self.losses})
+        wall, processor = time.monotonic() - self._began[0], time.process_time() - self._began[1]
+        self.say({"wall": wall, "processor": processor, "losses": self.losses})
         word = self._ask.readline().strip()
         if not word:
             os._exit(0)  # it is over: in the middle of somebody's loop there is no other way out
-        self._left, self._began = int(word), time.monotonic()
+        self._left, self._began = int(word), (time.monotonic(), time.process_time())
 
     def say(self, what: dict[str, Any]) -> None:
         print(json.dumps(what), file=self._tell, flush=True)

@@ -25,10 +25,12 @@ class Cell:
     vocabulary: int
     window: int
     threads: int
+    tokens: int = TOKENS_A_STEP
+    """In one step."""
 
     @property
     def batch(self) -> int:
-        return TOKENS_A_STEP // self.window
+        return self.tokens // self.window
 
     @property
     def name(self) -> str:

@@ -16,7 +16,8 @@ PILOT = {"pilot": {"steps": 5}, "memory_cap": "1GiB"}
 def test_a_pilot_that_passes_goes_on_and_one_that_fails_ends_its_campaign_before_the_time_is_spent(fleet: Fleet) -> None:
     good = fleet.launch(fleet.plan("good", cadence=10, candidates={"one": {**PILOT, "training": {"steps": 20}}}, after_freeze={"evaluate": []}))
     broken = {**PILOT, "training": {"steps": 4000, "optimizer": {"lr": 1e30, "warmup": 0}}}
-    bad = fleet.launch(fleet.plan("bad", candidates={"sound": {**PILOT, "training": {"steps": 4000}}, "broken": broken}, after_freeze={"evaluate": []}))
+    both = {"sound": {**PILOT, "training": {"steps": 4000}}, "broken": broken}
+    bad = fleet.launch(fleet.plan("bad", candidates=both, after_freeze={"evaluate": []}))
 
     document = fleet.until(lambda seen: {each["campaign_id"]: each["stage"] for each in seen["campaigns"]} == {good: "frozen", bad: "failed"},
                            "one campaign frozen, the other one failed")
@@ -29,5 +30,5 @@ def test_a_pilot_that_passes_goes_on_and_one_that_fails_ends_its_campaign_before
     assert runs["broken"]["state"] == "failed"
     fleet.until(lambda seen: all(run["state"] not in ("running", "stopping") for run in seen["runs"]), "the sound one was asked to stop, and did")
     assert fleet.runs()["sound"]["state"] == "stopped"
-    moved = [json.loads(line) for line in fleet("events", good, "--json").stdout.splitlines() if "campaign_moved" in line]
+    moved = [event for event in json.loads(fleet("events", good, "--json").stdout)["events"] if event["kind"] == "campaign_moved"]
     assert [event["body"]["to"] for event in moved][:3] == ["staging", "pilot", "training"]
