@@ -130,13 +130,15 @@ def cell_of(measured: dict[str, Any]) -> stage.Cell:
 
 
 def table(measured: list[dict[str, Any]]) -> str:
-    head = ("model", "threads, clock", "ours", "Trainer", "plain loop", "ours / Trainer", "ours / plain", "matrix product", "ours of it", "losses apart")
+    head = ("model", "threads, clock", "ours", "Trainer", "plain loop", "ours / Trainer", "ours / plain", "matrix product",
+            "ours of it", "losses apart")
     rows = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for each in measured:
         speeds = [spread(each["rounds"][who], ",.0f") for who in WHO[:3]]
         beside = [spread(ratios(each, other), ".2f") for other in WHO[1:3]]
         limit = f"{statistics.median(each['rounds']['matmul']):.0f} GFLOP/s"
-        cells = [cell_of(each).name, f"{each['threads']}, {each['clock']}", *speeds, *beside, limit, f"{share_of_limit(each):.0%}", f"{each['loss_apart']:.1e}"]
+        cells = [cell_of(each).name, f"{each['threads']}, {each['clock']}", *speeds, *beside, limit, f"{share_of_limit(each):.0%}",
+                 f"{each['loss_apart']:.1e}"]
         rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows)
 
