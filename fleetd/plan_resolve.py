@@ -23,7 +23,7 @@ from policies.facts import CapGrade, OnReboot, SignalTarget, Split
 
 CONFIG_BYTES_MAX = 1024 * 1024
 TASK_SCHEMA = 1
-CORPUS_FILES = ("corpus.json", "tokens.bin", "tokenizer.json")
+CORPUS_FILES: tuple[str, ...] = ("corpus.json", "tokens.bin", "tokenizer.json")
 """Of a Zrodlo corpus; the tokenizer need not be there."""
 
 

@@ -11,6 +11,7 @@ import pytest
 from fleetd.campaign import Plan
 from fleetd.plan import LoadedPlan, load_plan, plan_schema
 from fleetd.wire import decode, encode
+from policies.errors import PlanInvalid
 from policies.facts import GIB, MIB, CapGrade, SignalTarget, Split
 from trainer.config import TrainTask, parse_task
 
@@ -197,3 +198,30 @@ def test_our_trainer_accepts_the_tasks_that_the_example_resolves_to(name: str) -
     assert isinstance(parsed, TrainTask)
     assert (parsed.steps, parsed.optimizer.lr, parsed.checkpoint.every_seconds) == (task["steps"], task["optimizer"]["lr"], 300.0)
     assert parsed.validation.minimum_improvement == 0.001
+
+
+def test_a_corpus_of_zrodlo_the_sampler_of_zxell_and_a_pilot_have_their_keys(tmp_path: Path) -> None:
+    data = MANPAGES.parent / "data"
+    (tmp_path / "words").mkdir()
+    (tmp_path / "words" / "tokens.bin").write_bytes(bytes(40))
+    (tmp_path / "words" / "corpus.json").write_text(json.dumps({"tokens": 10}))
+    text = f"""\
+name: tiny
+deadline: 1d
+hosts: {{box: {{root: host}}}}
+data: {{train: {{shards: {data}, split: train}}, validation: {{corpus: words}}}}
+candidates:
+  one:
+    pilot: {{steps: 3}}
+    training: {{model: {{config: {{model_type: llama}}}}, window: 64, batch: 8, steps: 10, sampler: zxell, optimizer: {{lr: 1e-3}}}}
+"""
+    plan = written(tmp_path, text).plan
+    task, role = plan.candidates[0].task, plan.data[1]
+    assert task is not None and (task["sampler"], task["pilot"]) == ("zxell", {"steps": 3})
+    assert role.is_corpus and role.shard_split is None and role.include == ("corpus.json", "tokens.bin", "tokenizer.json")
+    with pytest.raises(PlanInvalid) as caught:
+        written(tmp_path, text.replace("steps: 3", "steps: 10").replace(f"shards: {data}, split: train", "corpus: words"))
+    assert "a pilot of 10 steps leaves none of 10 steps" in caught.value.what and "sampler zxell draws from token shards" in caught.value.what
+    (tmp_path / "words" / "tokens.bin").write_bytes(bytes(39))
+    with pytest.raises(PlanInvalid, match=r"39 bytes, but corpus\.json says 10 tokens of 4 bytes"):
+        written(tmp_path, text)

@@ -23,7 +23,7 @@ IGNORED = -100
 
 def hidden_states(model: nn.Module, inputs_BT: torch.Tensor) -> torch.Tensor:  # noqa: N803
     """What the head is applied to, shape (batch x time, width)."""
-    hidden_BTD = model.base_model(input_ids=inputs_BT, use_cache=False).last_hidden_state  # type: ignore[union-attr, operator]
+    hidden_BTD = model.base_model(input_ids=inputs_BT, use_cache=False).last_hidden_state  # type: ignore[operator]
     assert isinstance(hidden_BTD, torch.Tensor)
     return hidden_BTD.reshape(-1, hidden_BTD.shape[-1])
 

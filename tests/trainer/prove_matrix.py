@@ -21,13 +21,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+import zxell_reference
 from trainer_stage import GPT2, LLAMA, last_step, log_of, logged_losses, make_run, make_shards, make_task
 
 from policies.facts import TrainerExit
 from policies.manifest import directory_digest, manifest_entries
 from trainer import __main__ as command
+from trainer.checkpoint import steps_in
 from trainer.environment import fix_arithmetic
 from trainer.fingerprint import code_digest
+from trainer.formats.zxell_continue import import_run
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SEED = int(os.environ.get("TRAINER_KILL_SEED", random.SystemRandom().randrange(10**6)))
@@ -43,7 +47,10 @@ ROWS: dict[str, dict[str, Any]] = {
     "with accumulation (llama, 4 x 1)": {"model": {"config": LLAMA}, "micro_batch": 1},
     "across epochs (gpt2, dropout)": {"model": {"config": GPT2}, "data": "small"},
     "drawn as zxell draws (llama)": {"model": {"config": {**LLAMA, "num_key_value_heads": 2}}, "sampler": "zxell"},
+    "zxell import (from its step 20)": {},
 }
+IMPORTED_AT = 20
+"""Where zxell's own trainer, as the tests write it from its description, leaves the run that the last row takes over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +98,11 @@ def finish(run_dir: Path) -> None:
     assert status == TrainerExit.FINISHED, (status, (run_dir / "output.txt").read_text())
 
 
+def untouched(run_dir: Path) -> Path:
+    """Where the run directory lies as it was before any attempt."""
+    return run_dir.with_name(f"{run_dir.name}-untouched")
+
+
 def interrupt(run_dir: Path, dice: random.Random, number: int, last: int) -> int:
     """One attempt that is ended by a signal at a random moment, before step `last`. Returns the step it had reached."""
     for _ in range(TRIES_MAX):
@@ -107,8 +119,8 @@ def interrupt(run_dir: Path, dice: random.Random, number: int, last: int) -> int
         if status in (TrainerExit.STOPPED, -signal.SIGKILL):
             return max(record["step"] for record in log_of(run_dir) if "loss" in record)
         assert status == TrainerExit.FINISHED, (status, (run_dir / "output.txt").read_text())
-        shutil.rmtree(run_dir / "checkpoints")  # it was too fast for us: once more from the beginning
-        (run_dir / "log.jsonl").unlink()
+        shutil.rmtree(run_dir)  # it was too fast for us: once more from the beginning
+        shutil.copytree(untouched(run_dir), run_dir)
     raise TimeoutError(f"no attempt of {TRIES_MAX} could be interrupted")
 
 
@@ -159,27 +171,58 @@ def digest_of(run_dir: Path) -> str:
 
 def row_of(root: Path, name: str, changes: dict[str, Any], dice: random.Random) -> tuple[str, dict[str, Cell], str]:
     """The digest of the undisturbed twin, the cells, and what `prove` says of the run that was killed."""
-    data = changes.pop("data", "large")
-    terms = {"steps": STEPS, "checkpoint": {"every_steps": 20, "every_seconds": None, "keep": 2}, "validation": {"every_steps": 50, "batch": 8}}
-    task = make_task(root / data, root / "val", **{**terms, **changes})
     folder = root / name.split(" (")[0].replace(" ", "-")
     folder.mkdir()
-    twin = make_run(folder, "twin", task)
+    twin = new_run(root, folder, "twin", changes)
     finish(twin)
     cells = {}
     for number, (column, disturb) in enumerate(COLUMNS.items()):
-        run_dir = make_run(folder, f"cell-{number}", task)
+        run_dir = new_run(root, folder, f"cell-{number}", changes)
+        shutil.copytree(run_dir, untouched(run_dir))
         at = disturb(run_dir, dice)
         is_equal = digest_of(run_dir) == digest_of(twin) and logged_losses(run_dir) == logged_losses(twin) and last_step(run_dir) == STEPS
         cells[column] = Cell(digest=digest_of(run_dir), at=at, is_equal=is_equal)
         print(f"{name}: {column}: interrupted at {at}: {'equal' if is_equal else 'DIFFERENT'}", flush=True)
     said = {TrainerExit.FINISHED: "exact", TrainerExit.GATE_FAILED: "INEXACT"}.get(
-        TrainerExit(end_of(fork_attempt(folder / "cell-1", "prove", "--from", "0"))), "UNKNOWN")
+        TrainerExit(end_of(fork_attempt(folder / "cell-1", "prove", "--from", str(min(steps_in(folder / "cell-1/checkpoints")))))), "UNKNOWN")
     return digest_of(twin), cells, said
 
 
+def new_run(root: Path, folder: Path, name: str, changes: dict[str, Any]) -> Path:
+    """A run directory before its first attempt; the row without changes is the one that goes on from a run of zxell."""
+    if not changes:
+        in_a_child(lambda: import_run(root / "zxell/run", folder / name, root / "zxell/shards"))
+        return folder / name
+    terms = {"steps": STEPS, "checkpoint": {"every_steps": 20, "every_seconds": None, "keep": 2}, "validation": {"every_steps": 50, "batch": 8}}
+    given = {key: value for key, value in changes.items() if key != "data"}
+    return make_run(folder, name, make_task(root / changes.get("data", "large"), root / "val", **{**terms, **given}))
+
+
+def in_a_child(work: Callable[[], Any]) -> None:
+    """Torch starts threads when it computes, and a process that has some can't be forked safely: so this one never computes."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def make_zxell_run(folder: Path) -> None:
+    """A run of zxell that stands at step 20 of 150."""
+    torch.set_num_threads(1)
+    zxell = zxell_reference.Training(
+        zxell_reference.TINY, {**zxell_reference.ARGS, "steps": STEPS, "ckpt_every": 20, "eval_every": 50},
+        zxell_reference.train_shards(zxell_reference.write_shards(folder / "shards")))
+    zxell.go(IMPORTED_AT)
+    zxell.save(folder / "run", ["train_000.bin", "train_001.bin"])
+
+
 def document(rows: dict[str, tuple[str, dict[str, Cell], str]], environment: dict[str, Any], code: str) -> str:
-    head = ["training", "undisturbed", *COLUMNS, "`prove` of the killed one, from step 0"]
+    head = ["training", "undisturbed", *COLUMNS, "`prove` of the killed one, from its first checkpoint"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for name, (digest, cells, said) in rows.items():
         shown = [f"{'bit-equal' if cell.is_equal else '**different**'} `{cell.digest[:12]}`, ended at {', '.join(map(str, cell.at))}"
@@ -227,6 +270,7 @@ def main() -> int:
         make_shards(root / "large", split="train", shards=2, documents=300, seed=1)
         make_shards(root / "small", split="train", shards=2, documents=20, seed=1)
         make_shards(root / "val", split="val", shards=1, documents=12, seed=2, scored=True)
+        in_a_child(lambda: make_zxell_run(root / "zxell"))
         rows = {name: row_of(root, name, dict(changes), dice) for name, changes in ROWS.items()}
         state = json.loads((root / f"LM-gpt2/twin/checkpoints/step-{STEPS:09d}/trainer.json").read_text())
     (ROOT / "docs/exactness.md").write_text(document(rows, state["environment"], code))

@@ -312,3 +312,18 @@ def test_a_state_that_means_nothing_is_refused_by_key(tmp_path: Path, changes: d
     with pytest.raises(CheckpointDamaged) as refusal:
         read_state(tmp_path)
     assert says in refusal.value.what and refusal.value.where.endswith("trainer.json")
+
+
+@pytest.mark.parametrize("key", ["tokenizer", "name"])
+def test_a_name_longer_than_any_file_may_have_is_a_file_that_is_not_there(damaged: Path, key: str) -> None:
+    index = json.loads((damaged / "shards_index.json").read_text())
+    if key == "tokenizer":
+        index["tokenizer"] = "a" * 5000
+        (damaged / "shards_index.json").write_text(json.dumps(index))
+        assert open_corpus(damaged, "val").tokenizer is None
+        return
+    index["shards"][0]["name"] = f"val_{'0' * 5000}.bin"
+    (damaged / "shards_index.json").write_text(json.dumps(index))
+    with pytest.raises(DataDamaged) as caught:
+        open_corpus(damaged, "val")
+    assert in_three_lines(caught.value)

@@ -264,6 +264,6 @@ def _open_zrodlo(folder: Path, split: str, digest: str | None, vocabulary: int |
 
 
 def _damaged(path: Path, what: str, *, fix: str = "") -> DataDamaged:
-    folder = path if path.is_dir() else path.parent
+    folder = path if os.path.isdir(path) else path.parent
     return DataDamaged("the training data can't be used", where=str(path), what=what,
                        fix=fix or f"restore the file from its source, then: fleetd-trainer shards verify {folder}")
