@@ -12,7 +12,7 @@ CUTS   ?= 100
 INIT   ?= sshd
 STRIDE ?= 1
 
-.PHONY: demo test check bench chaos full-disk fuzz live clean prove soak fleet-up fleet-down planted
+.PHONY: demo test check bench bench-trainer chaos full-disk fuzz live clean prove soak fleet-up fleet-down planted
 
 demo: $(VENV)/ready
 	$(RUN) examples/manpages/demo.py
@@ -50,6 +50,12 @@ planted: $(VENV)/ready
 
 bench: $(VENV)/ready
 	$(RUN) benchmarks/run.py
+
+# Training speed beside Hugging Face's Trainer and a plain loop, and what a save costs. Minutes on a quiet machine; writes docs/training.md.
+bench-trainer: $(VENV)/ready
+	$(VENV)/bin/pip install --quiet --requirement benchmarks/requirements.txt
+	$(RUN) benchmarks/trainer/saves.py --write
+	$(RUN) benchmarks/trainer/compare.py --write
 
 # Every parser of the trainer, fed with files that were mutated; one seed, one sequence.
 fuzz: $(VENV)/ready
