@@ -116,7 +116,8 @@ def _settle(pen: Pen, campaign_id: str) -> None:
     if unsettled and pen.now < campaign.cutoff_at + timedelta(seconds=tolerance_seconds(campaign)):
         if campaign.stage is CampaignStage.STOPPED and not is_past:
             # A stopped campaign has nothing under way: what goes on was resumed, and this part of it is missing in a salvaged history.
-            pen.move_campaign(campaign_id, CampaignStage.TRAINING, f"{', '.join(run.candidate for run in unsettled)}: resumed")
+            to = training_stage(pen.fleet, campaign)
+            pen.move_campaign(campaign_id, to, f"{', '.join(run.candidate for run in unsettled)}: resumed")
         return
     if any(run.state is RunState.STOPPED for run in runs):
         if campaign.stage is not CampaignStage.STOPPED:

@@ -246,18 +246,31 @@ def stopped_and_resumed(fleet: VirtualCoordinator) -> None:
     fleet.until(CampaignStage.EVALUATED)
 
 
+def with_a_pilot(fleet: VirtualCoordinator) -> None:
+    fleet.until(CampaignStage.PILOT)
+    fleet.round()
+    fleet.ask("stop", target="all")
+    fleet.until(CampaignStage.STOPPED)
+    fleet.ask("resume", target="all")
+    fleet.until(CampaignStage.PILOT)
+    fleet.round()
+    fleet.hosts["gx10"].tell(fleet.run("low").run_id, "pilot", fleet.now, step=20, passed=True, because="it reloads")
+    fleet.until(CampaignStage.EVALUATED)
+
+
 def nothing_to_choose(fleet: VirtualCoordinator) -> None:
     fleet.selection = {"because": "no candidate is eligible", "checkpoint_digest": None, "table": []}
     fleet.until(CampaignStage.FAILED)
 
 
 @pytest.mark.parametrize("forgets", [False, True])
-@pytest.mark.parametrize("story", [to_the_end, stopped_and_resumed, nothing_to_choose])
+@pytest.mark.parametrize("story", [to_the_end, stopped_and_resumed, with_a_pilot, nothing_to_choose])
 def test_wherever_history_was_cut_short_it_goes_on_to_the_same_end(story: Callable[[VirtualCoordinator], None], *, forgets: bool) -> None:
     """Between any two events, also of one tick: a salvage keeps what comes before the first entry that can't be read."""
     told = VirtualCoordinator()
     told.hosts["gx10"].forgets = forgets
-    told.launch(plan(candidate("low")))
+    task = {"steps": 400, "window": 128, **({"pilot": {"steps": 20}} if story is with_a_pilot else {})}
+    told.launch(plan(candidate("low", task=task)))
     told.tick()
     story(told)
     end, launched = told.campaign().stage, next(event.sequence for event in told.events("run_added"))

@@ -153,7 +153,7 @@ class VirtualHost:
         told = replace(told, spec=self.specs[run_id] if after == 0 else None, want=self.wants[run_id])
         if dropped <= after:
             return replace(told, notices=tuple(every[after:]))
-        kinds = ("attempt_started", "attempt_ended", "validation", "checkpoint")
+        kinds = ("attempt_started", "attempt_ended", "validation", "checkpoint", "pilot")
         retold = tuple(replace(notice, sequence=0) for notice in every if notice.kind in kinds)
         return replace(told, notices=tuple(every[dropped:]), notices_lost_to=dropped, retold=retold)
 

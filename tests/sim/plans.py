@@ -12,7 +12,10 @@ from tests.sim.rundir import VirtualRun
 from tests.sim.trainer import GOOD, Fate, Habits
 from tests.sim.world import World
 
-FATES = ("exit", "signal", "stall", "silent_launch", "deaf", "slow_save", "grow", "grow", "grow_hard", "limit", "leak", "leak_hard", "no_exec")
+FATES = (
+    "bad_pilot", "exit", "signal", "stall", "silent_launch", "deaf", "slow_save", "grow", "grow", "grow_hard", "limit", "leak", "leak_hard",
+    "no_exec",
+)
 EXITS = (1, 10, 20, 20, 30, 31, 32, 40, 137)
 SIGNALS = (signal.SIGSEGV, signal.SIGKILL, signal.SIGTERM, signal.SIGABRT)
 GROWTHS = (0.02 * GIB, 0.1 * GIB, 0.5 * GIB, 4.0 * GIB)
@@ -27,6 +30,8 @@ class Theme:
     misfortune: float | None = None
     commands: float = 0.12
     early_stops: float = 0.05
+    pilots: float | None = None
+    """The share of candidates that ask for a pilot; drawn for each campaign where it is not given."""
 
 
 ANYTHING = Theme()
@@ -81,7 +86,9 @@ def random_plan(world: World, number: int, hosts: tuple[HostPlan, ...], theme: T
     """A campaign of minutes: a few candidates on some of the hosts, with tight bounds so that every rule comes into play."""
     dice = world.random
     own = hosts if world.chance(0.6) else (dice.choice(hosts),)
-    candidates = tuple(_candidate(world, f"{name}{number}", own, theme.commands) for name in ("low", "high", "wide")[:dice.choice((1, 2, 2, 3))])
+    pilots = dice.choice((0.0, 0.0, 0.6, 1.0)) if theme.pilots is None else theme.pilots
+    names = ("low", "high", "wide")[:dice.choice((1, 2, 2, 3))]
+    candidates = tuple(_candidate(world, f"{name}{number}", own, theme.commands, pilots) for name in names)
     deadline_seconds = dice.choice((200.0, 300.0, 450.0, 700.0))
     reserved = (Split.TEST, Split.HOLDOUT)[:dice.choice((1, 2))]
     minimum_seconds = deadline_seconds * dice.choice((0.15, 0.25, 0.4))
@@ -96,7 +103,7 @@ def random_plan(world: World, number: int, hosts: tuple[HostPlan, ...], theme: T
     )
 
 
-def _candidate(world: World, name: str, hosts: tuple[HostPlan, ...], commands: float) -> CandidatePlan:
+def _candidate(world: World, name: str, hosts: tuple[HostPlan, ...], commands: float, pilots: float) -> CandidatePlan:
     dice = world.random
     floor_seconds = dice.choice((2.0, 5.0))
     ours = CandidatePlan(
@@ -111,4 +118,6 @@ def _candidate(world: World, name: str, hosts: tuple[HostPlan, ...], commands: f
         stall=StallTerms(launch_seconds=dice.choice((30.0, 60.0)), floor_seconds=dice.choice((25.0, 50.0)), factor=8.0),
         on_reboot=OnReboot.HOLD if world.chance(0.25) else OnReboot.RESUME,
     )
+    if world.chance(pilots):
+        ours = replace(ours, task={**(ours.task or {}), "pilot": {"steps": dice.choice((2, 5))}})
     return replace(ours, task=None, command=("sh", "-c", name)) if world.chance(commands) else ours

@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from fleetd.host.follow import pilot_body
 from fleetd.host.rundir import AttemptRecord, Heartbeat, ProgramRecord, effective_cutoff
 from fleetd.journal import Journal
 from fleetd.model import CutoffOrder, ExitRecord, Notice, Observation, RunSpec, WantOrder
@@ -119,6 +120,8 @@ class VirtualRun:
         self.checkpoint_changes = 0
         self.predictions: dict[int, tuple[str, float, str]] = {}
         """By step: SHA-256 of the rows, value, digest of the checkpoint."""
+        self.has_passed_pilot = False
+        """What evidence/pilot.json says."""
         self.scored: dict[str, str] = {}
         """Of an evaluation: SHA-256 by split."""
         self.listeners: list[Any] = []
@@ -209,6 +212,7 @@ class VirtualRun:
                 found.append(("attempt_ended", {"attempt": number, "exit": encode(attempt.exit), "reason": None}))
         ended = [each for each in self.log if each.get("event") == "validation" and each["phase"] == "end"]
         found += [("validation", {name: each[name] for name in ("step", "value", "rows", "seconds", "sha256")}) for each in ended]
+        found += [("pilot", pilot) for each in self.log if (pilot := pilot_body(each)) is not None]
         kept = sorted(self.checkpoints.values(), key=lambda each: each.step)
         found += [("checkpoint", {"step": each.step, "digest": each.digest, "bytes": CHECKPOINT_BYTES}) for each in kept]
         return tuple(Notice(sequence=0, at=self.machine.moment().now, kind=kind, body=body) for kind, body in found)

@@ -43,9 +43,9 @@ class Habits:
 class Fate:
     """What befalls one attempt, from `at_step` on.
 
-    good · exit, signal: it ends with `code` · stall, silent_launch: it lives and says nothing · deaf: it hears no SIGTERM · slow_save ·
-    grow: memory by `growth` bytes a second · grow_hard: and it does not die for a while · limit: exit 40 · leak: a worker outlives it ·
-    leak_hard: and does not die for a while · no_exec
+    good · bad_pilot: its pilot does not pass · exit, signal: it ends with `code` · stall, silent_launch: it lives and says nothing ·
+    deaf: it hears no SIGTERM · slow_save · grow: memory by `growth` bytes a second · grow_hard: and it does not die for a while ·
+    limit: exit 40 · leak: a worker outlives it · leak_hard: and does not die for a while · no_exec
     """
 
     kind: str = "good"
@@ -140,6 +140,8 @@ class Trainer:
                 return (yield from self._leave("SIGTERM"))
             if self._validation_is_due() or self.step >= habits.steps:
                 continue
+            if self._pilot_is_due() and not (yield from self._pilot()):
+                return None
             if (yield from self._befalls()):
                 return None
             yield habits.step_seconds
@@ -201,6 +203,32 @@ class Trainer:
             return False
         self._log(event="save", phase="end", step=self.step, digest=saved.digest, bytes=CHECKPOINT_BYTES, seconds=seconds)
         return True
+
+    def _pilot_is_due(self) -> bool:
+        """As trainer/pilot.py reads it from the directory: what can't be checked at its own step any more is not made up for."""
+        terms = (self.run.task or {}).get("pilot")
+        return terms is not None and self.step == terms["steps"] and not self.run.has_passed_pilot
+
+    def _pilot(self) -> Iterator[float]:
+        """Saved, scored, then checked by a fresh process, which has the same pid. Whether the run goes on."""
+        if self.step not in self.run.checkpoints and not (yield from self._save()):
+            return False
+        self._log(event="pilot", phase="trained", step=self.step)
+        yield self.habits.launch_seconds
+        if self.is_asked:
+            yield from self._leave("SIGTERM")
+            return False
+        self._log(event="pilot", phase="begin", step=self.step)
+        yield self.habits.validation_seconds
+        if self.run.machine.is_disk_full:
+            self._exit(20)
+            return False
+        has_passed = self.run.has_passed_pilot = self.fate.kind != "bad_pilot"
+        yield 0.01
+        self._log(event="pilot", phase="end", step=self.step, passed=has_passed, because="it reloads exactly" if has_passed else "it does not")
+        if not has_passed:
+            self._exit(32)
+        return has_passed
 
     def _validation_is_due(self) -> bool:
         falls_on = self.step % self.habits.validate_every == 0 or self.step == self.habits.steps
