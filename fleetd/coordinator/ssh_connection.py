@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -134,6 +135,8 @@ def _dial(target: SshTarget, until_seconds: float) -> socket.socket:
             wire.settimeout(max(left_seconds, 0.1))
             wire.connect(address)
             wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # What was not delivered when we give up dies with the connection, and is not carried out an hour later.
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             return wire
         except OSError as fault:
             wire.close()

@@ -24,10 +24,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "live")]
 
+from fleet.hosts import Hosts  # noqa: E402
 from live_fleet import Fleet, words_of  # noqa: E402  (the live tests' own installation, found by its path)
 from sshd import Sshd  # noqa: E402
-
-from fleet.hosts import Hosts  # noqa: E402
 
 RUNNING_SECONDS_MAX = 120.0
 LOOKS = 20
@@ -85,8 +84,8 @@ def prove_cuts(count: int, seed: int) -> None:
     finally:
         host.stop()
         fleet.close()
-    print(f"      seed {seed}: a launch takes {window_seconds:.1f} s undisturbed; {cut_connections} connections killed in {count} launches; to running: median {statistics.median(reached):.1f} s, "
-          f"longest {max(reached):.1f} s")
+    print(f"      seed {seed}: a launch takes {window_seconds:.1f} s undisturbed; {cut_connections} connections killed in {count} launches; "
+          f"to running: median {statistics.median(reached):.1f} s, longest {max(reached):.1f} s")
     check(counts[2] == 0, f"{count} cuts: {counts[1]} times one trainer, {counts[0]} times none (refused, and told so), {counts[2]} times two")
 
 
