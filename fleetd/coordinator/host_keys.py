@@ -22,6 +22,7 @@ from policies.facts import Word
 
 SEARCH_SECONDS_MAX = 10.0
 FINGERPRINTS_SHOWN_MAX = 4
+_KEY_FILES = (("ssh-ed25519", "ed25519"), ("ecdsa-", "ecdsa"), ("ssh-rsa", "rsa"))
 REVOCATION_MAGIC = b"SSHKRL\n\0"
 _FOUND = re.compile(r"# Host .* found: line (\d+)\s*(\w*)\s*")
 
@@ -103,7 +104,8 @@ def check(target: SshTarget, shown: HostKey, known: tuple[KnownKey, ...]) -> Non
 def _refusal(standing: Standing, target: SshTarget, shown: HostKey, known: tuple[KnownKey, ...]) -> HostKeyRefused:
     name, files = target.name, ", ".join(str(file) for file in target.known_hosts) or "no file"
     where = f"host {name}, {bracketed(target.hostname, target.port)}, known as {target.known_as}"
-    compare = "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub on the host itself"
+    file = next((name for start, name in _KEY_FILES if shown.kind.startswith(start)), "*")
+    compare = f"ssh-keygen -lf /etc/ssh/ssh_host_{file}_key.pub on the host itself"
     learn = target.words.command("-o", "StrictHostKeyChecking=ask") + " true"
     if standing is Standing.UNKNOWN:
         return HostKeyRefused(

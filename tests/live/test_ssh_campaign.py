@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from live_fleet import Fleet
-from sshd import Sshd
+from sshd import Sshd, fingerprint
 
 pytestmark = pytest.mark.live
 
@@ -44,3 +44,14 @@ def test_a_training_over_ssh_is_supervised_copied_chosen_and_judged_though_its_c
     assert "step" in fleet("logs", document["runs"][0]["run_id"], "--stream", "log").stdout
     runs = [json.loads(path.read_text(encoding="utf-8")) for path in fleet.host_root.glob("runs/*/supervisor.json")]
     assert all(run["identity"]["argv"][:2][1] == "-I" and "/releases/" in run["identity"]["argv"][2] for run in runs)
+
+
+def test_a_launch_on_a_host_whose_key_is_unknown_is_refused_in_three_lines_and_nothing_is_history(fleet: Fleet, spark: Sshd) -> None:
+    spark.know()
+    refused = fleet("launch", str(fleet.plan(hosts=over_ssh(fleet, spark), candidates={"one": {"command": ["true"]}})), expect=8)
+
+    lines = refused.stderr.strip().splitlines()
+    assert lines[0] == "error: the host key of spark-a is not known"
+    assert [line.split()[0] for line in lines[1:]] == ["where:", "what:", "fix:"]
+    assert fingerprint(spark.folder / "hostkey") in lines[2] and "StrictHostKeyChecking=ask" in lines[3]
+    assert fleet.status()["campaigns"] == [] and not fleet.host_root.exists()
