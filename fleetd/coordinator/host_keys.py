@@ -132,7 +132,7 @@ def _refusal(standing: Standing, target: SshTarget, shown: HostKey, known: tuple
     rename = "" if target.known_as == bracketed(target.hostname, target.port) else f" | sed 's/^[^ ]*/{target.known_as}/'"
     return HostKeyRefused(
         f"only an authority vouches for the key of {name}", where=where,
-        what=f"it shows {shown}; on record is the authority {authority}, and fleetd reads no host certificates",
+        what=f"it shows {shown}; on record is the authority {authority}, and certificates of hosts are not read",
         fix=f"compare that with {compare}; then record it: {keyscan}{rename} >> {shlex.quote(str(target.known_hosts[0]))}",
     )
 

@@ -98,7 +98,7 @@ def resolve(words: SshWords) -> SshTarget:
     command = (found.get("proxycommand") or ["none"])[-1]
     if command != "none":
         raise RequestRefused(
-            f"the way to {words.address} can't be gone", where=f"ProxyCommand of {words.address}", what=f"fleetd runs no ProxyCommand ({command})",
+            f"the way to {words.address} can't be gone", where=f"ProxyCommand of {words.address}", what=f"a ProxyCommand is not run ({command})",
             fix="say the same with ProxyJump in the SSH configuration, or as proxy_jump of the host in the plan",
         )
     hostname, port, user = _last(found, "hostname", words.address), int(_last(found, "port", str(SSH_PORT))), _last(found, "user", getpass.getuser())
