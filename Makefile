@@ -12,7 +12,7 @@ CUTS   ?= 100
 INIT   ?= sshd
 STRIDE ?= 1
 
-.PHONY: demo test check bench bench-trainer chaos full-disk fuzz live clean prove soak fleet-up fleet-down planted
+.PHONY: demo test check bench bench-trainer chaos deadlines full-disk fuzz live clean prove soak fleet-up fleet-down planted
 
 demo: $(VENV)/ready
 	$(RUN) examples/manpages/demo.py
@@ -47,6 +47,10 @@ fleet-down: $(VENV)/ready
 # For each line of DESIGN section 9 a fault is planted: which story catches it, and after how long.
 planted: $(VENV)/ready
 	$(RUN) -m tests.sim.soak --planted
+
+# Real trainings run into their cutoff with something broken; the table goes to docs/deadlines.md. SITUATIONS="link down" plays only that.
+deadlines: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(RUN) tests/live/deadline_matrix.py $(if $(SITUATIONS),"$(SITUATIONS)")
 
 bench: $(VENV)/ready
 	$(RUN) benchmarks/run.py

@@ -10,6 +10,7 @@ import os
 import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from functools import lru_cache
 
 ENV_OFFSET_FILE = "FLEETD_CLOCK_OFFSET_FILE"
 
@@ -28,6 +29,13 @@ def read() -> Moment:
 
 def boottime_seconds() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@lru_cache(maxsize=1)
+def boot_id() -> str:
+    """The kernel's id of this boot, read once per process: boottime seconds of two boots have nothing to do with each other."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
 
 
 def _offset_seconds() -> float:

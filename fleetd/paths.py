@@ -49,6 +49,11 @@ class StatePaths:
         return self.root / "wheels"
 
     @property
+    def clock(self) -> Path:
+        """What time it was, by both clocks: see fleetd/kept_clock.py."""
+        return self.root / "clock.json"
+
+    @property
     def set_aside(self) -> Path:
         """Directories of campaigns that the journal has lost, put here by a person: their hosts are still asked what runs there."""
         return self.root / "campaigns-without-history"
@@ -135,6 +140,11 @@ class HostPaths:
     @property
     def owner(self) -> Path:
         return self.root / "owner.json"
+
+    @property
+    def clock(self) -> Path:
+        """What time it was, by both clocks of this machine: see fleetd/kept_clock.py."""
+        return self.root / "clock.json"
 
     @property
     def caps(self) -> Path:

@@ -138,6 +138,8 @@ ENV_RUN_ID = "FLEETD_RUN_ID"
 ENV_RESUME = "FLEETD_RESUME"
 ENV_MEMORY_CAP_BYTES = "FLEETD_MEMORY_CAP_BYTES"
 ENV_TRAIN_CUTOFF = "FLEETD_TRAIN_CUTOFF"
+ENV_TRAIN_CUTOFF_BOOTTIME = "FLEETD_TRAIN_CUTOFF_BOOTTIME"
+"""The same moment in seconds of CLOCK_BOOTTIME, as the host counts it. It rules where both are given: no step of the wall clock moves it."""
 ENV_TREE_TOKEN = "FLEETD_TREE_TOKEN"
 
 

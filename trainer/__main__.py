@@ -81,7 +81,7 @@ def train(environment: RunEnvironment, task: TrainTask, stop: Stop) -> TrainerEx
     where, records = str(environment.run_dir / TASK_NAME), RunRecords(environment.run_dir)
     records.sweep()
     if environment.cutoff_at is not None:
-        stop.set_cutoff(environment.cutoff_at)
+        stop.set_cutoff(environment.cutoff_at, environment.cutoff_boottime_seconds)
     fix_arithmetic(task.threads)
     keep_big_blocks()
     config = model_config(task.model, window=task.window, where=where)

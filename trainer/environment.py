@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from policies.errors import PlanInvalid
-from policies.facts import ENV_MEMORY_CAP_BYTES, ENV_RESUME, ENV_RUN_DIR, ENV_RUN_ID, ENV_TRAIN_CUTOFF, parse_moment
+from policies.facts import ENV_MEMORY_CAP_BYTES, ENV_RESUME, ENV_RUN_DIR, ENV_RUN_ID, ENV_TRAIN_CUTOFF, ENV_TRAIN_CUTOFF_BOOTTIME, parse_moment
 
 CUBLAS_WORKSPACE = ":4096:8"
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # mallopt(3)
@@ -32,6 +32,8 @@ class RunEnvironment:
     resume: Path | None
     memory_cap_bytes: int | None
     cutoff_at: datetime | None
+    cutoff_boottime_seconds: float | None = None
+    """The same moment as our host counts it. Where it is known the wall clock is not asked."""
 
 
 def read_environment(values: Mapping[str, str], run_dir: str | None) -> RunEnvironment:
@@ -52,9 +54,15 @@ def read_environment(values: Mapping[str, str], run_dir: str | None) -> RunEnvir
         cutoff_at = parse_moment(cutoff) if cutoff else None
     except ValueError as fault:
         raise _unreadable(ENV_TRAIN_CUTOFF, cutoff, "an RFC 3339 moment with its time zone") from fault
+    counted = values.get(ENV_TRAIN_CUTOFF_BOOTTIME, "")
+    try:
+        counted_seconds = float(counted) if counted else None
+    except ValueError as fault:
+        raise _unreadable(ENV_TRAIN_CUTOFF_BOOTTIME, counted, "seconds since boot") from fault
     resume = values.get(ENV_RESUME, "")
     return RunEnvironment(run_dir=Path(folder).absolute(), run_id=values.get(ENV_RUN_ID, Path(folder).absolute().name),
-                          resume=Path(resume) if resume else None, memory_cap_bytes=cap_bytes, cutoff_at=cutoff_at)
+                          resume=Path(resume) if resume else None, memory_cap_bytes=cap_bytes, cutoff_at=cutoff_at,
+                          cutoff_boottime_seconds=counted_seconds)
 
 
 def fix_arithmetic(threads: int) -> None:

@@ -5,7 +5,7 @@
     cutoff    leave by ourselves, so early that step and save still fit before it.
 
 The handlers only write a word down; whoever works asks between two pieces of work. The cutoff is counted on the clock that
-runs since boot: a step of the wall clock after the start makes it neither late nor early.
+runs since boot: a step of the wall clock makes it neither late nor early, before the start only where our host has told us.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ class Stop:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def set_cutoff(self, cutoff_at: datetime) -> None:
+    def set_cutoff(self, cutoff_at: datetime, boottime_seconds: float | None = None) -> None:
+        """`boottime_seconds`: the same moment on the clock that runs since boot, by whoever has watched the wall clock before us."""
         left = (cutoff_at - datetime.now(timezone.utc)).total_seconds()
-        self._deadline_seconds = _boot_seconds() + left
+        self._deadline_seconds = _boot_seconds() + left if boottime_seconds is None else boottime_seconds
 
     def ask(self, because: str) -> None:
         if self._asked is None:

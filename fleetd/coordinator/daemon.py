@@ -39,6 +39,7 @@ from fleetd.coordinator.ssh_session import SshSession
 from fleetd.coordinator.tidying import forgotten_campaigns, tidy_state
 from fleetd.files import read_record, write_record
 from fleetd.journal import Journal
+from fleetd.kept_clock import KeptClock
 from fleetd.model import Owner
 from fleetd.paths import CampaignPaths, StatePaths
 from fleetd.wire import WireError, dumps, loads
@@ -142,7 +143,10 @@ def _serve(paths: StatePaths, journal: Journal, write_report: ReportWriter) -> N
         return kind(plan, owner, stage=releases.stage)
 
     jobs = Jobs(paths, python=sys.executable, releases=releases, write_report=write_now)
-    loop = Loop(journal, owner, python=sys.executable, make_session=make_session, run_job=jobs.run, forgotten=forgotten_campaigns(paths))
+    loop = Loop(
+        journal, owner, python=sys.executable, make_session=make_session, run_job=jobs.run, forgotten=forgotten_campaigns(paths),
+        kept_clock=KeptClock(paths.clock),
+    )
     api = Api(loop, journal, daemon, write_now)
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

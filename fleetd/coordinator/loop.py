@@ -30,9 +30,10 @@ from fleetd.coordinator.sessions import Session
 from fleetd.coordinator.sight import Decision, Job, JobDone, Message, Sight
 from fleetd.fleet import Event, Fleet, apply
 from fleetd.journal import Journal
+from fleetd.kept_clock import KeptClock
 from fleetd.model import Owner
 from fleetd.wire import decode, dumps, encode
-from policies.deadlines import ClockPair, effective_time
+from policies.deadlines import ClockPair
 from policies.errors import ExplainedError, HostKeyRefused, HostUnreachable, LoginRefused, NoRoom
 from policies.facts import format_moment
 
@@ -65,7 +66,7 @@ class Published:
 class Loop:
     def __init__(
         self, journal: Journal, owner: Owner, *, python: str, make_session: SessionMaker, run_job: JobRunner,
-        forgotten: Callable[[Fleet], dict[str, Plan]] = lambda fleet: {},
+        forgotten: Callable[[Fleet], dict[str, Plan]] = lambda fleet: {}, kept_clock: KeptClock | None = None,
     ) -> None:
         self.inbox = Inbox()
         self._journal, self._owner = journal, owner
@@ -77,7 +78,7 @@ class Loop:
         self._leaving = threading.Event()
         self._fleet = replay_journal(journal)
         self._board = Board(owner, python, forgotten(self._fleet))
-        self._trusted: ClockPair | None = None
+        self._kept_clock = kept_clock or KeptClock()
         self._clock_alarm = ""
         self.published: Published | None = None
 
@@ -129,15 +130,13 @@ class Loop:
     def _moment(self) -> ClockPair:
         """What time it is. The wall clock is followed as long as it only drifts; after a step the counted boottime rules, and status says so."""
         read = clock.read()
-        reading = ClockPair(now=read.now, boottime_seconds=read.boottime_seconds)
-        time = effective_time(anchor=self._trusted or reading, reading=reading)
-        self._trusted = ClockPair(now=time.now, boottime_seconds=reading.boottime_seconds)
-        wall, counted = format_moment(reading.now), format_moment(time.now)
+        time = self._kept_clock.judge(ClockPair(now=read.now, boottime_seconds=read.boottime_seconds))
+        wall, counted, path = format_moment(read.now), format_moment(time.now), self._kept_clock.path
         if time.alarm is not None and not self._clock_alarm:
             logs.failed("clock_stepped", wall=wall, counted=counted)
-        fix = "start the coordinator again once it is right"
+        fix = "correct it" if path is None else f"correct it; if it is right as it is: rm {path}, and start the coordinator again"
         self._clock_alarm = f"the wall clock was stepped to {wall}, counted is {counted}; {fix}" if time.alarm is not None else ""
-        return self._trusted
+        return ClockPair(now=time.now, boottime_seconds=read.boottime_seconds)
 
     def _write_down(self, decision: Decision) -> None:
         if decision.events:

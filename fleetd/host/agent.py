@@ -22,6 +22,7 @@ from fleetd.host import cradle, devices, meters, reading, rundir, tidy
 from fleetd.host.ownership import claim, explain_os_error
 from fleetd.host.processes import boot_id
 from fleetd.host.reports import Reports
+from fleetd.kept_clock import KeptClock, pair_of
 from fleetd.model import CapPart, CutoffOrder, HostFacts, Owner, RunSpec, WantOrder
 from fleetd.paths import HostPaths
 from fleetd.release_use import prune_releases
@@ -48,6 +49,7 @@ class Agent:
     def __init__(self, root: Path, output: int) -> None:
         self.root, self.paths, self._output = root, HostPaths(root), output
         self.reports = Reports(self.paths)
+        self._clock = KeptClock(self.paths.clock)
         self._polls: list[WaitingPoll] = []
         self._buffer = b""
         self._cgroup_part: CapPart | None = None
@@ -139,6 +141,7 @@ class Agent:
                 fix="start the agent from the release that this coordinator staged",
             )
         claim(self.paths, owner)
+        self._clock.judge(pair_of(clock.read()))
         return {"protocol": PROTOCOL, "facts": encode(self._facts())}
 
     def _start(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -168,6 +171,7 @@ class Agent:
         after = {reading.safe_name(run_id, "run id"): int(sequence) for run_id, sequence in _object(body, "after").items()}
         wait_seconds = max(0.0, min(float(body.get("wait_seconds", 0.0)), POLL_WAIT_SECONDS_MAX))
         self._polls.append(WaitingPoll(number=number, after=after, until_seconds=time.monotonic() + wait_seconds))
+        self._clock.judge(pair_of(clock.read()))  # kept for supervisors that start after a step of the wall clock
         self.reports.sweep()
         return None
 

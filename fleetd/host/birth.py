@@ -31,6 +31,7 @@ from policies.facts import (
     ENV_RUN_DIR,
     ENV_RUN_ID,
     ENV_TRAIN_CUTOFF,
+    ENV_TRAIN_CUTOFF_BOOTTIME,
     ENV_TREE_TOKEN,
     format_moment,
 )
@@ -91,7 +92,7 @@ class Newborn:
 
 
 def trainer_environment(
-    paths: RunPaths, spec: RunSpec, *, token: str, resume: str, inherited: dict[str, str]
+    paths: RunPaths, spec: RunSpec, *, token: str, resume: str, inherited: dict[str, str], cutoff_boottime_seconds: float | None = None,
 ) -> dict[str, str]:
     """What the trainer gets: the inherited environment without ours, then the order's, then the contract.
 
@@ -109,6 +110,8 @@ def trainer_environment(
     cutoff_at = effective_cutoff(spec, read_cutoff(paths))
     if cutoff_at is not None:
         environment[ENV_TRAIN_CUTOFF] = format_moment(cutoff_at)
+    if cutoff_boottime_seconds is not None:
+        environment[ENV_TRAIN_CUTOFF_BOOTTIME] = f"{cutoff_boottime_seconds:.3f}"
     return environment
 
 

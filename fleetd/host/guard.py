@@ -153,6 +153,14 @@ class DeadlineGuard:
             return Due.ASK
         return Due.NOTHING
 
+    def moment(self, boottime_seconds: float, beat: Heartbeat | None) -> Moment:
+        """What time it is, counted as the deadline is: whatever the shim writes down is compared with it."""
+        if beat is not None and beat.cutoff_at is not None and beat.cutoff_boottime_seconds is not None:
+            now = beat.cutoff_at + timedelta(seconds=boottime_seconds - beat.cutoff_boottime_seconds)
+        else:
+            now = self.anchor.now + timedelta(seconds=boottime_seconds - self.anchor.boottime_seconds)
+        return Moment(now=now, boottime_seconds=boottime_seconds)
+
     def cutoff_seconds(self, beat: Heartbeat | None) -> float | None:
         """The cutoff as boottime: the earlier of run.json and cutoff.json. None: no deadline."""
         cutoff_at = effective_cutoff(self.spec, self._newest_order())

@@ -16,6 +16,7 @@ import struct
 import time
 from functools import lru_cache
 
+from fleetd.clock import boot_id as boot_id
 from policies.facts import ProcessIdentity
 from policies.identity import IdentityVerdict, ProcessSight, Standing, classify
 
@@ -30,13 +31,6 @@ _PIDFD_GET_INFO = (3 << 30) | (64 << 16) | (0xFF << 8) | 11
 """_IOWR(0xFF, 11, 64 bytes), linux/pidfd.h."""
 _PIDFD_INFO_EXIT = 1 << 3
 _PIDFD_INFO = struct.Struct("<QQ11Ii")
-
-
-@lru_cache(maxsize=1)
-def boot_id() -> str:
-    """The kernel's id of this boot, read once per process."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return file.read().strip()
 
 
 def identity_of(pid: int) -> ProcessIdentity:

@@ -35,8 +35,9 @@ from fleetd.host.guard import TICK_SECONDS, DeadlineGuard, Due, SupervisorGuard
 from fleetd.host.kills import KillCounter, wait_for_kills
 from fleetd.host.processes import identity_of, look, set_child_subreaper, sight_of
 from fleetd.host.rundir import AttemptRecord
+from fleetd.kept_clock import counted
 from fleetd.model import CapPart, ExitRecord, RunSpec
-from fleetd.paths import RunPaths
+from fleetd.paths import HostPaths, RunPaths
 from policies.facts import ENV_TREE_TOKEN, CapGrade, ProcessIdentity, Reason, SignalTarget, format_moment
 
 EXIT_REFUSED = 3
@@ -105,7 +106,7 @@ class Shim:
         self.group, self.cap = cgroups.Group(), CapPart(grade=CapGrade.ABSENT, means="not made yet")
         self.kills = KillCounter(self.group)
         self.guard = SupervisorGuard(paths, attempt)
-        self.deadline = DeadlineGuard(paths, spec, clock.read())
+        self.deadline = DeadlineGuard(paths, spec, counted(HostPaths(paths.root.parent.parent).clock, clock.read()))
         self.record: AttemptRecord | None = None
         self.is_recorded = False
         self.pid: int | None = None
@@ -119,14 +120,14 @@ class Shim:
         try:
             while not self._start_if_there_is_room():
                 time.sleep(ROOM_WAIT_SECONDS)
-                self._do(self._keep_supervisor, clock.read())
+                self._do(self._keep_supervisor, self._moment())
         except StartRefused as refusal:
             self._never_ran(refusal.reason, refusal.text)
         except Exception as fault:  # whatever it was, the attempt is claimed and somebody waits for its exit.json
             self._never_ran(Reason.LAUNCH_TIMEOUT, f"the host could not start it: {fault!r}")
         while not self._is_done():
             self._sleep()
-            moment = clock.read()
+            moment = self._moment()
             for duty in (self._watch_exec, self._watch_argv, self._watch_exit, self._keep_deadline, self._write_exit, self._reap):
                 self._do(duty, moment)
             self._do(self._keep_supervisor, moment)
@@ -156,9 +157,9 @@ class Shim:
         cgroups.remove(self.group)
 
     def _start(self) -> None:
-        rundir.write_program(self.paths.shim, clock.read().now)
+        rundir.write_program(self.paths.shim, self._moment().now)
         resume, refused = rundir.choose_resume(self.paths)
-        if self.deadline.due(clock.boottime_seconds(), None, is_supervised=True) is Due.KILL:
+        if self.deadline.due(clock.boottime_seconds(), self.guard.fresh_beat, is_supervised=True) is Due.KILL:
             raise StartRefused(Reason.DEADLINE, "the cutoff passed before the start")
         caps = self.spec.caps
         born = cradle.bear(tidy.group_name(self.paths, self.attempt), caps.host_bytes, self._conceiver(str(resume.path) if resume else ""))
@@ -172,7 +173,7 @@ class Shim:
             self.record = AttemptRecord(
                 attempt=self.attempt, identity=identity_of(newborn.pid), argv=self.spec.argv, resume=str(resume.path) if resume else "",
                 resume_step=resume.step if resume else None, resume_digest=resume.digest if resume else None, refused=refused,
-                token=self.token, cgroup=self.group.encode(), cap=self.cap, session=newborn.pid, at=clock.read().now,
+                token=self.token, cgroup=self.group.encode(), cap=self.cap, session=newborn.pid, at=self._moment().now,
             )
             rundir.write_attempt(self.paths, self.record)
         except BaseException:
@@ -184,7 +185,10 @@ class Shim:
         logs.changed("trainer_started", attempt=self.attempt, pid=newborn.pid, cap=self.cap.means, resume=self.record.resume or "nothing")
 
     def _conceiver(self, resume: str) -> cradle.Conceive:
-        environment = trainer_environment(self.paths, self.spec, token=self.token, resume=resume, inherited=dict(os.environ))
+        environment = trainer_environment(
+            self.paths, self.spec, token=self.token, resume=resume, inherited=dict(os.environ),
+            cutoff_boottime_seconds=self.deadline.cutoff_seconds(self.guard.fresh_beat),
+        )
         folder = Path(self.spec.working_directory) if self.spec.working_directory else self.paths.root
         output = self.paths.attempt(self.attempt).stdout
         return lambda group, scope: conceive(
@@ -318,6 +322,9 @@ class Shim:
 
     # What the duties need.
 
+    def _moment(self) -> Moment:
+        return self.deadline.moment(clock.boottime_seconds(), self.guard.fresh_beat)
+
     def _is_done(self) -> bool:
         return self.is_ended and self.is_empty and self.guard.is_needless
 
@@ -347,7 +354,7 @@ class Shim:
         counters = {"cap": cap, "oom_kills": self.kills.read(), "peak_bytes": cgroups.peak_bytes(self.group)}
         code = os.waitstatus_to_exitcode(wait_status) if wait_status is not None else None
         return ExitRecord(
-            attempt=self.attempt, at=clock.read().now, wait_status=wait_status, observed_by="shim",
+            attempt=self.attempt, at=self._moment().now, wait_status=wait_status, observed_by="shim",
             exit_code=code if code is not None and code >= 0 else None, signal=-code if code is not None and code < 0 else None,
             evidence={**self.evidence, **{name: value for name, value in counters.items() if value is not None}},
         )

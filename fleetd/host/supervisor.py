@@ -41,8 +41,9 @@ from fleetd.host.notices import Looks, Spool, observation_of, signal_notices
 from fleetd.host.observe import Observer
 from fleetd.host.processes import boot_id, set_child_subreaper
 from fleetd.host.sight import HostSight
+from fleetd.kept_clock import counted, pair_of
 from fleetd.model import RunSpec
-from fleetd.paths import RunPaths
+from fleetd.paths import HostPaths, RunPaths
 from policies.deadlines import ClockPair, EffectiveTime, after_reboot, effective_time
 from policies.facts import RunState, SignalTarget
 from policies.identity import Standing
@@ -121,17 +122,20 @@ class Supervisor:
             self.spool.tell(moment, "alarm", text=self.spool.salvaged)
 
     def _new_anchor(self, boot: str, moment: Moment) -> Anchor:
-        """The clock pair of this boot. It is never earlier than what the last boot recorded, nor than the orders that lie here: a clock
-        that is behind must not make a stop late."""
+        """The clock pair of this boot, as its host has counted it so far. It is never earlier than what the last boot recorded, nor than
+        the orders that lie here: a clock that is behind must not make a stop late."""
         want = self.observer.want.get()
         known = (self.history.clock_seen_at, self.spec.created_at, want.at if want is not None else None)
-        pair = after_reboot(reading=_pair(moment), recorded_now=max(each for each in known if each is not None))
+        pair = after_reboot(reading=self._counted(moment), recorded_now=max(each for each in known if each is not None))
         return Anchor(boot_id=boot, now=pair.now, boottime_seconds=pair.boottime_seconds)
+
+    def _counted(self, moment: Moment) -> ClockPair:
+        return pair_of(counted(HostPaths(self.paths.root.parent.parent).clock, moment))
 
     def _effective_time(self, moment: Moment) -> EffectiveTime:
         anchor = self.history.anchor
         assert anchor is not None, "resume sets it"
-        return effective_time(anchor=ClockPair(now=anchor.now, boottime_seconds=anchor.boottime_seconds), reading=_pair(moment))
+        return effective_time(anchor=ClockPair(now=anchor.now, boottime_seconds=anchor.boottime_seconds), reading=pair_of(moment))
 
     def _reap(self) -> None:
         watch = self.observer.watch
@@ -203,6 +207,7 @@ class Supervisor:
             )
         self.spool.write(self.history)
         if start is not None and self.spool.journal.is_durable:
+            self.looks.beat(sight, self.history)  # the shim takes from it what time it is
             self._start(start, moment)
         self.is_done = finish and self.spool.journal.is_durable
 
@@ -319,10 +324,6 @@ class Supervisor:
         due = [moment for moment in (stop_moment(sight, history), sight.cutoff_at, history.next_attempt_at) if moment is not None]
         ahead = [(moment - sight.time.now) / timedelta(seconds=1) for moment in due]
         return max(TICK_MIN_SECONDS, min([seconds, *(wait for wait in ahead if wait > 0)]))
-
-
-def _pair(moment: Moment) -> ClockPair:
-    return ClockPair(now=moment.now, boottime_seconds=moment.boottime_seconds)
 
 
 def main(arguments: list[str]) -> int:

@@ -19,6 +19,7 @@ from fleetd.coordinator.loop import Loop, replay_journal
 from fleetd.coordinator.sight import Job, Order
 from fleetd.fleet import Fleet
 from fleetd.journal import Journal
+from fleetd.kept_clock import KeptClock
 from fleetd.model import Owner
 from fleetd.wire import encode
 from policies.errors import LedgerDamaged, from_json
@@ -74,7 +75,10 @@ class Office:
 
     def begin(self) -> None:
         self.journal = Journal.open(self.folder / "journal.db")
-        self.loop = Loop(self.journal, OWNER, python="python", make_session=lambda plan, owner: self.session, run_job=self.do)
+        self.loop = Loop(
+            self.journal, OWNER, python="python", make_session=lambda plan, owner: self.session, run_job=self.do,
+            kept_clock=KeptClock(self.folder / "clock.json"),
+        )
         self.thread = threading.Thread(target=self.loop.run)
         self.thread.start()
 
@@ -302,3 +306,26 @@ def test_a_step_of_the_wall_clock_moves_no_deadline(tmp_path: Path, make_office:
 
     assert {run.reason for run in office.end().runs.values()} == {None}, "ten hours of wall clock ended no run by its deadline"
     assert office.stage() is CampaignStage.EVALUATED
+
+
+@pytest.mark.parametrize("step", ["36000", "-36000"])
+def test_a_step_while_no_coordinator_ran_moves_no_deadline(
+    tmp_path: Path, make_office: Callable[[], Office], monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    offset = tmp_path / "offset"
+    offset.write_text("0")
+    monkeypatch.setenv(clock.ENV_OFFSET_FILE, str(offset))
+    office = make_office()
+    office.launch()
+    office.until(lambda: any(run.state is RunState.RUNNING for run in office.fleet.runs.values()))
+    before = office.end()
+    offset.write_text(step)
+    office.session = VirtualSession(office.host, office.folder)
+    office.begin()
+    office.until(lambda: any(campaign.reported for campaign in office.fleet.campaigns.values()))
+
+    assert office.loop.published is not None and "clock.json" in office.loop.published.clock_alarm, "it is said, with what to do about it"
+    after = office.end()
+    assert {run.reason for run in after.runs.values()} == {None}, "neither was a run ended early nor an evaluation called late"
+    (campaign,), (earlier,) = after.campaigns.values(), before.campaigns.values()
+    assert campaign.cutoff_at == earlier.cutoff_at and earlier.since <= campaign.since < campaign.cutoff_at, "history's time never jumps"

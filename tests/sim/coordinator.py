@@ -21,6 +21,7 @@ from fleetd.coordinator.inbox import Inbox
 from fleetd.coordinator.loop import Loop
 from fleetd.coordinator.sight import Decision, Order, Reply, Request, Sight
 from fleetd.fleet import Fleet
+from fleetd.kept_clock import KeptClock
 from fleetd.model import Owner
 from fleetd.paths import StatePaths
 from tests.sim.jobs import Archive, VirtualJobs
@@ -106,6 +107,7 @@ class VirtualLoop(Loop):
         owner = Owner(coordinator_id="c0ffee", generation=office.generation)
         super().__init__(
             self.journal, owner, python="/usr/bin/python3", make_session=self._session, run_job=office.jobs.run,  # type: ignore[arg-type]
+            kept_clock=office.kept_clock,
         )
         self.inbox: VirtualInbox = VirtualInbox(office)
         self._workers = VirtualWorkers(office)  # type: ignore[assignment]
@@ -182,6 +184,8 @@ class Office:
         self.pace_seconds = pace_seconds
         self.poll_wait_seconds = 6.0
         self.spool, self.archive = Spool(), Archive(machine)
+        self.kept_clock = KeptClock()
+        """On its disk: a coordinator that starts again goes on from what the one before it has counted."""
         self.jobs = VirtualJobs(self.archive, laws)
         self.generation = 0
         self.losses = 0

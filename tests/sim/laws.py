@@ -15,7 +15,7 @@ from fleetd.host.history import Action, Anchor, Ask, History, KillTree, Move, St
 from fleetd.host.rundir import AttemptRecord
 from fleetd.host.sight import HostSight
 from fleetd.model import Observation, WantOrder
-from policies.facts import Reason, StopMode, Want
+from policies.facts import Reason, RunState, StopMode, Want
 from policies.identity import Standing
 from policies.memory import FLOOR_HARD_FRACTION
 from tests.sim.machine import Machine, Process
@@ -151,6 +151,8 @@ class Laws:
     def decided(self, run: VirtualRun, action: Action, sight: HostSight, history: History) -> None:
         if isinstance(action, Move):
             self.coverage.host[history.state, action.to] += 1
+            if action.to is RunState.FINISHED and action.reason is Reason.DEADLINE:
+                self._has_cause(run, action.reason, f"over: {action.detail}")
         elif isinstance(action, StartAttempt):
             self._may_start(run)
         elif isinstance(action, Ask):

@@ -40,7 +40,7 @@ class FleetLaws(Laws):
         self.lives: dict[str, tuple[float, float]] = {}
         """By campaign, when it was launched and when its stage last changed, in true seconds."""
         self.offset_seconds = 0.0
-        """How far the coordinator's clock was off when it started: a coordinator can't know better."""
+        """How far the coordinator's clock was off when the first of them started: it can't know better, and those after it know what it knew."""
 
     # 5, 6, 12: what is concluded.
 
@@ -143,7 +143,8 @@ class FleetLaws(Laws):
 
     def restarted(self, fleet: Fleet) -> None:
         self.unanswered.clear()
-        self.offset_seconds = self.office.machine.offset_seconds
+        trusted = self.office.kept_clock.trusted
+        self.offset_seconds = true_seconds(trusted.now) - self.world.seconds
         if self.durable is None:
             return
         same = (self.durable.campaigns, self.durable.runs, self.durable.hosts) == (fleet.campaigns, fleet.runs, fleet.hosts)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
-from fleetd.coordinator import board, decide, decide_campaigns, decide_runs, document, host_keys, loop
+from fleetd import kept_clock
+from fleetd.coordinator import board, decide, decide_campaigns, decide_runs, document, host_keys
 from fleetd.coordinator.pen import Pen
 from fleetd.host import causes, supervisor
 from fleetd.host import decide as host_decide
@@ -152,7 +153,7 @@ def host_believes_its_wall_clock(patch: Patch) -> None:
 
 
 def coordinator_believes_its_wall_clock(patch: Patch) -> None:
-    patch(loop, "effective_time", lambda *, anchor, reading: EffectiveTime(now=reading.now, alarm=None))
+    patch(kept_clock, "effective_time", lambda *, anchor, reading: EffectiveTime(now=reading.now, alarm=None))
 
 
 def no_deadline(patch: Patch) -> None:

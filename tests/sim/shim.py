@@ -10,6 +10,7 @@ import signal
 from dataclasses import replace
 from typing import Any
 
+from fleetd.clock import Moment
 from fleetd.host.guard import TICK_SECONDS, Due
 from fleetd.host.rundir import AttemptRecord, ProgramRecord
 from fleetd.model import CapPart, ExitRecord
@@ -77,7 +78,7 @@ class VirtualShim:
         if not self.process.is_alive:
             return
         resume, refused = run.choose_resume()
-        if self.deadline.due(machine.boottime_seconds(), None, is_supervised=True) is Due.KILL:
+        if self.deadline.due(machine.boottime_seconds(), self.guard.fresh_beat, is_supervised=True) is Due.KILL:
             self._never_ran(Reason.DEADLINE, "the cutoff passed before the start")
             return
         token = f"{run.run_id}/{self.number}"
@@ -91,14 +92,14 @@ class VirtualShim:
         record = AttemptRecord(
             attempt=self.number, identity=child.identity(), argv=run.spec.argv, resume="" if resume is None else str(resume.step),
             resume_step=resume.step if resume else None, resume_digest=resume.digest if resume else None, refused=refused, token=token,
-            cgroup=None, cap=cap, session=child.pid, at=machine.moment().now,
+            cgroup=None, cap=cap, session=child.pid, at=self._moment().now,
         )
         try:
             if run.spec.caps.demand is CapGrade.ENFORCED and cap.grade is not CapGrade.ENFORCED:
                 self._send_away(Reason.PREFLIGHT, "the plan demands an enforced cap, here it is absent")
                 return
             machine.check_disk()
-            run.shim_record = ProgramRecord(identity=self.process.identity(), at=machine.moment().now)
+            run.shim_record = ProgramRecord(identity=self.process.identity(), at=self._moment().now)
             run.write_attempt(record)
         except OSError as fault:
             self._send_away(Reason.LAUNCH_TIMEOUT, f"the host could not start it: {fault}")
@@ -204,7 +205,7 @@ class VirtualShim:
         if self.record is None or (self.is_ended and not self.run.living_tree(self._token())):
             return
         due = self.deadline.due(seconds, self.guard.fresh_beat, is_supervised=self.guard.is_alive)
-        moment = self.run.machine.moment()
+        moment = self._moment()
         if due is Due.KILL:
             if "killed_at" not in self.evidence and self.ending is None:
                 self.evidence |= {"killed_at": format_moment(moment.now), "reason": Reason.DEADLINE}
@@ -238,6 +239,9 @@ class VirtualShim:
         if self.child is not None and not self.child.is_alive:
             self.run.machine.reap(self.child)
 
+    def _moment(self) -> Moment:
+        return self.deadline.moment(self.run.machine.boottime_seconds(), self.guard.fresh_beat)
+
     def _token(self) -> str:
         return f"{self.run.run_id}/{self.number}"
 
@@ -245,7 +249,7 @@ class VirtualShim:
         code = os.waitstatus_to_exitcode(status) if status is not None else None
         evidence = {**self.evidence, "oom_kills": self.attempt.oom_kills}
         return ExitRecord(
-            attempt=self.number, at=self.run.machine.moment().now, wait_status=status, observed_by="shim", evidence=evidence,
+            attempt=self.number, at=self._moment().now, wait_status=status, observed_by="shim", evidence=evidence,
             exit_code=code if code is not None and code >= 0 else None, signal=-code if code is not None and code < 0 else None,
         )
 

@@ -11,6 +11,7 @@ from typing import Any
 from fleetd import logs
 from fleetd.campaign import HostPlan
 from fleetd.coordinator.targets import is_over
+from fleetd.kept_clock import KeptClock
 from fleetd.wire import encode
 from policies.facts import GIB
 from policies.lifecycle import SETTLED
@@ -116,6 +117,7 @@ class Story:
         office = self.office
         if abs(office.machine.offset_seconds) > 1.0 or abs(self.laws.offset_seconds) > 1.0:
             office.machine.step_clock(-office.machine.offset_seconds)
+            office.kept_clock = KeptClock()  # its clock.json is removed, as the status says
             office.crash("by a person, its clock is right again", 2.0)
         self.world.say("world", "every fault is over")
 

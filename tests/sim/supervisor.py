@@ -22,8 +22,10 @@ from fleetd.host.rundir import Heartbeat, ProgramRecord
 from fleetd.host.sampler import PEEK_SECONDS
 from fleetd.host.sight import HostSight
 from fleetd.host.supervisor import TICK_SECONDS, Supervisor
+from fleetd.kept_clock import pair_of
 from fleetd.model import ExitRecord
 from fleetd.wire import decode
+from policies.deadlines import ClockPair
 from policies.facts import Reason, RunState, SignalTarget
 from policies.lifecycle import SETTLED
 from tests.sim import eyes
@@ -115,6 +117,9 @@ class VirtualFollower:
 class VirtualLooks:
     is_refused: bool = False
 
+    def beat(self, sight: HostSight, history: History) -> None:
+        """Before a start; `_show` writes it."""
+
 
 class VirtualSupervisor(Supervisor):
     def __init__(self, run: VirtualRun, process: Process, laziness: float) -> None:
@@ -183,6 +188,9 @@ class VirtualSupervisor(Supervisor):
             self.history = attempt_started(self.history, self.run_dir.newest_attempt)
         if not self.history.is_attempt_over:
             self.observer.begin(self.history.attempt, moment.boottime_seconds, None)
+
+    def _counted(self, moment: Moment) -> ClockPair:
+        return pair_of(moment)  # a virtual host keeps no clock
 
     def _reap(self) -> None:
         watch = self.observer.watch

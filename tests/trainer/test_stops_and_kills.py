@@ -32,6 +32,7 @@ from trainer_stage import (
 
 from policies.facts import TrainerExit, format_moment
 from trainer.checkpoint import newest_verified, verify, write_checkpoint
+from trainer.environment import read_environment
 from trainer.state import TrainingState
 from trainer.stopping import Stop
 
@@ -176,6 +177,18 @@ def test_the_command_reads_the_cutoff_from_its_environment(tmp_path: Path, task:
     status, output = finish(start(run_dir, FLEETD_TRAIN_CUTOFF=format_moment(datetime.now(timezone.utc))))
     assert status == TrainerExit.STOPPED, output
     assert log_of(run_dir)[-1]["because"] == "cutoff" and last_step(run_dir) == 0
+
+
+@pytest.mark.parametrize("step_seconds", [3600.0, -3600.0])
+def test_a_wall_clock_that_was_stepped_before_the_start_moves_no_cutoff_that_the_host_has_counted(tmp_path: Path, step_seconds: float) -> None:
+    wall = format_moment(datetime.now(timezone.utc) + timedelta(seconds=step_seconds + 60))
+    for left_seconds, because in ((-1.0, "cutoff"), (60.0, None)):
+        counted = time.clock_gettime(time.CLOCK_BOOTTIME) + left_seconds
+        given = read_environment({"FLEETD_TRAIN_CUTOFF": wall, "FLEETD_TRAIN_CUTOFF_BOOTTIME": f"{counted:.3f}"}, str(tmp_path))
+        stop = Stop()
+        assert given.cutoff_at is not None
+        stop.set_cutoff(given.cutoff_at, given.cutoff_boottime_seconds)
+        assert stop.because() == because
 
 
 def test_a_named_checkpoint_of_another_run_begins_a_new_line_from_its_step(tmp_path: Path, task: dict[str, Any], undisturbed: Path) -> None:

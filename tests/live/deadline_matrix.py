@@ -1,0 +1,339 @@
+"""`make deadlines`: real campaigns of our trainer run into their deadline while something is broken; the table goes to docs/deadlines.md.
+
+    situation   what has befallen the whole campaign: no coordinator, no link, a clock an hour off, another time zone
+    fault       what has befallen one of its runs: supervisor killed, shim killed, both killed, a validation that never ends
+
+Each situation is one campaign in an installation of its own, each fault one of its candidates; all meet the same cutoff. A witness
+that is none of fleetd's processes holds a pidfd of every trainer. The exit status is 1 when a checkpoint came late or a tree lived on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import select
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from live_fleet import EXAMPLE, Fleet, step_of, trainer_pid, words_of
+
+from fleetd import clock
+from fleetd.host import rundir
+from fleetd.paths import RunPaths
+from policies.facts import parse_moment
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE = ROOT / "docs" / "deadlines.md"
+DEADLINE_SECONDS = 75
+"""From the launch; five seconds of it are reserved. Five trainers that import torch on two cores need the first thirty."""
+WITNESS_SECONDS = 5.0
+"""After the cutoff the witness still looks for so long."""
+STEPS_FIRST = 10
+DEAF_VALIDATION = 3
+DEAF_EVERY_STEPS = 20
+DEAF_STEP = (DEAF_VALIDATION - 1) * DEAF_EVERY_STEPS
+"""Step 0 is validated first."""
+FAULTS = ("nothing", "supervisor killed", "shim killed", "both killed", "deaf validation")
+_REVIVE = "import sys; from pathlib import Path; from fleetd.coordinator.daemon import ensure_running; ensure_running(Path(sys.argv[1]))"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """How one run met the cutoff. Seconds are before it; `faults` says in words what was not as it has to be."""
+
+    situation: str
+    fault: str
+    step: int
+    saved_seconds: float
+    dead_seconds: float | None
+    ended: str
+    faults: tuple[str, ...]
+
+
+class Place(Fleet):
+    """An installation whose clocks, time zones and link to the host can be tampered with."""
+
+    def __init__(self, shards: Path) -> None:
+        super().__init__(shards)
+        self.offset, self.cut = self.root / "offset", self.root / "link-is-cut"
+        self.offset.write_text("0")
+        self.environment[clock.ENV_OFFSET_FILE] = str(self.offset)
+        self.python = self.root / "host-python"
+        self.time_zone()
+
+    def time_zone(self, *, coordinator: str = "UTC", host: str = "UTC") -> None:
+        """The host's processes begin with this interpreter, which also stands for the link: while it is cut, no agent comes up."""
+        self.environment["TZ"] = coordinator
+        self.python.write_text(f"#!/bin/sh\ntest -e {self.cut} && exit 1\nTZ={host} exec {sys.executable} \"$@\"\n")
+        self.python.chmod(self.python.stat().st_mode | stat.S_IXUSR)
+
+    def matrix_plan(self, faults: tuple[str, ...], seconds: int) -> Path:
+        endless = {"training": {"steps": 10_000_000}, "checkpoint": {"every_steps": 400}, "validation": {"every_steps": 2000}}
+        deaf = {
+            "training": {"steps": 10_000_000}, "checkpoint": {"every_steps": DEAF_EVERY_STEPS}, "validation": {"every_steps": DEAF_EVERY_STEPS},
+            "environment": {"PYTHONPATH": str(Path(__file__).with_name("deaf_trainer")), "DEAF_FROM_VALIDATION": str(DEAF_VALIDATION)},
+        }
+        candidates = {name_of(fault): deaf if fault == "deaf validation" else endless for fault in faults}
+        return self.plan("matrix", deadline=f"{seconds}s", candidates=candidates, hosts=self.hosts(), after_freeze={"evaluate": []})
+
+    def hosts(self) -> dict[str, Any]:
+        host = {"transport": "local", "root": str(self.host_root), "capacity": "12GiB", "floor": "256MiB", "agent_python": str(self.python)}
+        return {"workstation": host}
+
+    def warm_up(self) -> None:
+        """A coordinator and an agent that have seen what time it is, before anything of the campaign exists."""
+        plan = self.plan("warm", candidates={"one": {"command": ["true"]}}, data={}, after_freeze={"evaluate": []}, hosts=self.hosts())
+        self("wait", self.launch(plan))
+
+    def kill_coordinator(self) -> None:
+        kill(int((self.state / "lock").read_text()))
+
+    def revive_coordinator(self) -> None:
+        subprocess.run([sys.executable, "-c", _REVIVE, str(self.state)], env=self.environment, cwd=self.root, check=True)
+
+    def cut_link(self) -> None:
+        self.cut.touch()
+        for process in self.processes():
+            if "/fleetd/host/__main__.py agent " in words_of(process):
+                kill(process.pid)
+
+    def step(self, seconds: float) -> None:
+        self.offset.write_text(f"{seconds}")
+
+
+def kill(pid: int) -> None:
+    """SIGKILL, and wait until it is gone."""
+    held = os.pidfd_open(pid)
+    signal.pidfd_send_signal(held, signal.SIGKILL)
+    assert select.select([held], [], [], 10.0)[0], f"{pid} survives"
+    os.close(held)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """`before` the launch, or while the trainers are `at_work`."""
+
+    before: Callable[[Place], None] = lambda place: None
+    at_work: Callable[[Place], None] = lambda place: None
+    has_coordinator: bool = True
+    has_link: bool = True
+
+
+def stepped_before(seconds: float) -> Situation:
+    def before(place: Place) -> None:
+        place.warm_up()
+        place.step(seconds)
+
+    return Situation(before=before)
+
+
+def stepped_while_down(seconds: float) -> Situation:
+    def at_work(place: Place) -> None:
+        place.kill_coordinator()
+        place.step(seconds)
+        place.revive_coordinator()
+
+    return Situation(at_work=at_work)
+
+
+HOUR = 3600.0
+SITUATIONS = {
+    "nothing else": Situation(),
+    "coordinator dead": Situation(at_work=Place.kill_coordinator, has_coordinator=False),
+    "link down": Situation(at_work=Place.cut_link, has_link=False),
+    "clock an hour forward, during the run": Situation(at_work=lambda place: place.step(HOUR)),
+    "clock an hour back, during the run": Situation(at_work=lambda place: place.step(-HOUR)),
+    "clock an hour forward, before the start": stepped_before(HOUR),
+    "clock an hour back, before the start": stepped_before(-HOUR),
+    "clock an hour forward, while the coordinator was down": stepped_while_down(HOUR),
+    "clock an hour back, while the coordinator was down": stepped_while_down(-HOUR),
+    "host 14 h east of UTC, coordinator 12 h west": Situation(
+        before=lambda place: place.time_zone(coordinator="Etc/GMT+12", host="Pacific/Kiritimati"),
+    ),
+}
+
+
+class Witness:
+    """Holds every trainer by a pidfd, and notes when it ended by the machine's true clock."""
+
+    def __init__(self, pids: dict[str, int]) -> None:
+        self.ended_at: dict[str, float] = {}
+        self._held = {os.pidfd_open(pid): fault for fault, pid in pids.items()}
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def wait(self, seconds: float) -> None:
+        self._thread.join(max(0.0, seconds))
+
+    def _watch(self) -> None:
+        while self._held:
+            for held in select.select(list(self._held), [], [])[0]:
+                self.ended_at[self._held.pop(held)] = time.time()
+                os.close(held)
+
+
+def play(place: Place, name: str, faults: tuple[str, ...] = FAULTS, seconds: int = DEADLINE_SECONDS) -> list[Cell]:
+    """One situation, with one run for each fault, until the cutoff is over."""
+    situation = SITUATIONS[name]
+    situation.before(place)
+    campaign_id = place.launch(place.matrix_plan(faults, seconds))
+    document = place.until(lambda document: all_at_work(place, campaign_id, faults, document), "all at work before the deadline", seconds)
+    check_status(place, campaign_id, document)
+    campaign = next(each for each in document["campaigns"] if each["campaign_id"] == campaign_id)
+    cutoff = parse_moment(campaign["cutoff_at"]).timestamp()
+    runs = {fault: run_of(document, campaign_id, fault) for fault in faults}
+    witness = Witness({fault: trainer_pid(run) or 0 for fault, run in runs.items()})
+    situation.at_work(place)
+    for fault, run in runs.items():
+        inflict(fault, RunPaths(place.run_dir(run)))
+    assert time.time() < parse_moment(min(run["stop_at"] for run in runs.values())).timestamp(), "the machine is too slow: the faults came too late"
+    witness.wait(cutoff - time.time() + WITNESS_SECONDS)
+    if situation.has_coordinator:
+        assert {host["reachable"] for host in place.status()["hosts"]} == {situation.has_link}
+    return [judge(name, situation, fault, RunPaths(place.run_dir(run)), cutoff, witness.ended_at.get(fault)) for fault, run in runs.items()]
+
+
+def all_at_work(place: Place, campaign_id: str, faults: tuple[str, ...], document: dict[str, Any]) -> bool:
+    runs = [run for run in document["runs"] if run["campaign_id"] == campaign_id]
+    ready = len(runs) == len(faults) and all(run["state"] == "running" and step_of(run) >= STEPS_FIRST and trainer_pid(run) for run in runs)
+    deaf = [run for run in runs if run["candidate"] == name_of("deaf validation")]
+    return ready and all(records(RunPaths(place.run_dir(run)))[-1].get("phase") == "begin" and step_of(run) == DEAF_STEP for run in deaf)
+
+
+def check_status(place: Place, campaign_id: str, document: dict[str, Any]) -> None:
+    """Both deadlines and the last safe moment, for the campaign, for each run, and in words."""
+    campaign = next(each for each in document["campaigns"] if each["campaign_id"] == campaign_id)
+    moments = [parse_moment(campaign[key]) for key in ("last_safe_stop_at", "cutoff_at", "deadline_at")]
+    assert moments == sorted(set(moments)), moments
+    for run in document["runs"]:
+        if run["campaign_id"] == campaign_id:
+            moments = [parse_moment(run[key]) for key in ("stop_at", "cutoff_at", "final_at")]
+            assert moments == sorted(set(moments)), moments
+    words = place("status", expect=None).stdout
+    assert "deadline in" in words and "last safe stop in" in words and "training cutoff" in words, words
+
+
+def inflict(fault: str, paths: RunPaths) -> None:
+    victims = {"supervisor killed": (paths.supervisor,), "shim killed": (paths.shim,), "both killed": (paths.supervisor, paths.shim)}
+    for path in victims.get(fault, ()):
+        record = rundir.read_program(path)
+        assert record is not None
+        kill(record.identity.pid)
+
+
+def judge(name: str, situation: Situation, fault: str, paths: RunPaths, cutoff: float, ended_at: float | None) -> Cell:
+    told = records(paths)
+    saves = [record for record in told if record.get("event") == "save" and record.get("phase") == "end"]
+    newest, refused = rundir.choose_resume(paths)
+    wrong = [f"refused: {each}" for each in refused]
+    step = newest.step if newest is not None else -1
+    saved_at = next((parse_moment(save["at"]) for save in saves if save["step"] == step), None)
+    stops = [record for record in told if record.get("event") == "stop"]
+    ended = f"{stops[-1]['because']} heard" if stops else "killed"
+    if saved_at is None or saved_at.timestamp() >= cutoff:
+        wrong.append("no complete checkpoint before the cutoff")
+    if ended_at is None or ended_at >= cutoff:
+        wrong.append("it lived on after the cutoff")
+    if fault == "deaf validation":
+        wrong += deaf_faults(paths, step)
+    elif not stops or stops[-1]["step"] != step:
+        wrong.append("its last step was not saved")
+    adopted = bool(said(paths, "event=adopted "))
+    expects = fault == "supervisor killed" or (fault == "both killed" and situation.has_coordinator and situation.has_link)
+    if adopted is not expects:
+        wrong.append(f"{'' if adopted else 'not '}adopted by another supervisor")
+    return Cell(
+        situation=name, fault=fault, step=step, saved_seconds=cutoff - (saved_at.timestamp() if saved_at is not None else cutoff),
+        dead_seconds=None if ended_at is None else cutoff - ended_at, ended=ended, faults=tuple(wrong),
+    )
+
+
+def deaf_faults(paths: RunPaths, step: int) -> list[str]:
+    """What is offered is the last periodic checkpoint; the alarm came before the force."""
+    wrong = [] if step == DEAF_STEP else [f"step {step} is offered, not {DEAF_STEP}"]
+    alarms, kills = said(paths, "event=alarm ", "within its grace"), said(paths, "event=signal ", f" signal={signal.SIGKILL:d} ")
+    if not alarms or not kills or alarms[0] > kills[0]:
+        wrong.append(f"no alarm before the force: alarms {alarms}, kills {kills}")
+    return wrong
+
+
+def said(paths: RunPaths, *words: str) -> list[int]:
+    """Numbers of the lines in which its supervisors said all this, in order. What a coordinator has acknowledged stands nowhere else on a host."""
+    lines = paths.supervisor_log.read_text(encoding="utf-8").splitlines()
+    return [number for number, line in enumerate(lines) if all(word in line for word in words)]
+
+
+def records(paths: RunPaths) -> list[dict[str, Any]]:
+    lines = paths.log.read_text(encoding="utf-8").splitlines() if paths.log.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")] or [{}]
+
+
+def run_of(document: dict[str, Any], campaign_id: str, fault: str) -> dict[str, Any]:
+    return next(run for run in document["runs"] if run["campaign_id"] == campaign_id and run["candidate"] == name_of(fault))
+
+
+def name_of(fault: str) -> str:
+    return fault.replace(" ", "-")
+
+
+# The table.
+
+START, END = "<!-- rows of tests/live/deadline_matrix.py -->", "<!-- end of rows -->"
+HEAD = "| situation | fault | checkpoint complete before the cutoff | trainer gone before the cutoff | by | step |\n|---|---|---|---|---|---|\n"
+
+
+def main(names: list[str]) -> int:
+    """Play these situations, all without names, and write what came of them over their old rows."""
+    unknown = [name for name in names if name not in SITUATIONS]
+    if unknown:
+        print(f"no such situation: {', '.join(unknown)}; there are: {', '.join(SITUATIONS)}", file=sys.stderr)
+        return 2
+    wrong = 0
+    for name in names or SITUATIONS:
+        place = Place(EXAMPLE)
+        try:
+            cells = play(place, name)
+        finally:
+            place.close()
+        for cell in cells:
+            wrong += bool(cell.faults)
+            print(row(cell), *cell.faults, sep="  !! ", flush=True)
+        write_rows(name, [row(cell) for cell in cells])
+    print(f"{wrong} of the runs above met the cutoff badly" if wrong else f"each checkpoint came in time: {TABLE.relative_to(ROOT)}")
+    return 1 if wrong else 0
+
+
+def row(cell: Cell) -> str:
+    gone = "never" if cell.dead_seconds is None else f"{cell.dead_seconds:.1f} s"
+    how = "; ".join((cell.ended, *cell.faults))
+    return f"| {cell.situation} | {cell.fault} | {cell.saved_seconds:.1f} s | {gone} | {how} | {cell.step} |"
+
+
+def write_rows(name: str, rows: list[str]) -> None:
+    text = TABLE.read_text(encoding="utf-8")
+    before, _, rest = text.partition(START)
+    inside, _, after = rest.partition(END)
+    kept = {situation: [line for line in inside.splitlines() if line.startswith(f"| {situation} |")] for situation in SITUATIONS}
+    kept[name] = rows
+    lines = [line for situation in SITUATIONS for line in kept[situation]]
+    stamp = f"Last measured {datetime.now(timezone.utc):%Y-%m-%d} on {machine()}."
+    body = f"{START}\n\n{stamp}\n\n{HEAD}" + "\n".join(lines) + f"\n\n{END}"
+    TABLE.write_text(before + body + after, encoding="utf-8")
+
+
+def machine() -> str:
+    return f"{os.cpu_count()} cores ({platform.machine()}), Linux {platform.release()}, Python {platform.python_version()}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

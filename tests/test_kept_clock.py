@@ -1,0 +1,89 @@
+"""A pair of clocks on disk: whoever starts after a step of the wall clock still knows what time it is."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from fleetd.clock import Moment
+from fleetd.files import write_record
+from fleetd.kept_clock import KEEP_SECONDS, KeptClock, KeptPair, anchor_for, counted
+from policies.deadlines import ClockPair
+
+START = datetime(2026, 9, 16, 18, 0, tzinfo=timezone.utc)
+HOUR = 3600.0
+
+
+def reading(elapsed: float, *, step: float = 0.0) -> ClockPair:
+    return ClockPair(now=START + timedelta(seconds=elapsed + step), boottime_seconds=1000.0 + elapsed)
+
+
+@pytest.mark.parametrize("step", [HOUR, -HOUR])
+def test_a_step_while_nobody_ran_is_seen_by_the_next_process(tmp_path: Path, step: float) -> None:
+    KeptClock(tmp_path / "clock.json").judge(reading(0.0))
+
+    later = KeptClock(tmp_path / "clock.json").judge(reading(90.0, step=step))
+
+    assert later.now == START + timedelta(seconds=90)
+    assert later.alarm is not None and later.step_seconds == step
+
+
+@pytest.mark.parametrize("step", [HOUR, -HOUR])
+def test_a_step_is_remembered_through_any_number_of_processes_until_a_person_removes_the_file(tmp_path: Path, step: float) -> None:
+    path = tmp_path / "clock.json"
+    for elapsed in (0.0, 100.0, 200.0, 300.0):
+        time = KeptClock(path).judge(reading(elapsed, step=step if elapsed else 0.0))
+    assert time.now == START + timedelta(seconds=300)
+
+    path.unlink()
+
+    assert KeptClock(path).judge(reading(400.0, step=step)).now == START + timedelta(seconds=400 + step)
+
+
+def test_a_clock_that_only_drifts_is_followed(tmp_path: Path) -> None:
+    clock = KeptClock(tmp_path / "clock.json")
+    for minute in range(30):
+        time = clock.judge(reading(60.0 * minute, step=0.5 * minute))
+        assert time.alarm is None
+    assert time.now == START + timedelta(seconds=60 * 29 + 14.5), "far beyond the tolerance by now, in small steps"
+    assert KeptClock(tmp_path / "clock.json").judge(reading(60.0 * 30, step=15.0)).alarm is None
+
+
+def test_after_a_reboot_the_wall_clock_is_believed_but_time_never_runs_back(tmp_path: Path) -> None:
+    path = tmp_path / "clock.json"
+    write_record(path, KeptPair(boot_id="an earlier boot", now=START, boottime_seconds=5000.0))
+
+    assert anchor_for(path, reading(HOUR)) == reading(HOUR)
+    assert anchor_for(path, reading(-HOUR)).now == START
+
+
+def test_what_was_kept_is_renewed_once_a_minute_and_a_damaged_record_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "clock.json"
+    clock = KeptClock(path)
+    clock.judge(reading(0.0))
+    first = path.read_bytes()
+    clock.judge(reading(KEEP_SECONDS - 1))
+    assert path.read_bytes() == first
+    clock.judge(reading(KEEP_SECONDS))
+    assert path.read_bytes() != first
+
+    path.write_text("{ torn")
+
+    assert anchor_for(path, reading(70.0, step=HOUR)) == reading(70.0, step=HOUR)
+
+
+def test_a_disk_that_takes_no_record_changes_no_time(tmp_path: Path) -> None:
+    clock = KeptClock(tmp_path / "no such folder" / "clock.json")
+    clock.judge(reading(0.0))
+    assert clock.judge(reading(10.0, step=HOUR)).now == START + timedelta(seconds=10)
+
+
+def test_a_process_that_starts_after_the_step_counts_from_what_its_machine_has_counted(tmp_path: Path) -> None:
+    KeptClock(tmp_path / "clock.json").judge(reading(0.0))
+    stepped = reading(30.0, step=-HOUR)
+
+    moment = counted(tmp_path / "clock.json", Moment(now=stepped.now, boottime_seconds=stepped.boottime_seconds))
+
+    assert moment == Moment(now=START + timedelta(seconds=30), boottime_seconds=1030.0)
