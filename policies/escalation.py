@@ -61,6 +61,10 @@ def rung_at(*, asked_seconds_ago: float | None, grace_seconds: float, mode: Stop
     return max(reached)
 
 
+KILL_SECONDS = next(step.plus_seconds for step in NOW_LADDER if step.rung is Rung.VERIFY_EMPTY)
+"""From SIGKILL to the moment by which the tree should be gone."""
+
+
 def seconds_until_empty(grace_seconds: float) -> float:
     """From the first ask to the moment by which even a killed tree should be gone: what a deadline has to leave."""
     last = next(step for step in GRACEFUL_LADDER if step.rung is Rung.VERIFY_EMPTY)

@@ -7,12 +7,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from fleetd.host.history import History
 from fleetd.host.sight import AttemptSight, HostSight
 from policies import deadlines, memory, stalls
-from policies.escalation import seconds_until_empty
+from policies.escalation import KILL_SECONDS, seconds_until_empty
 from policies.facts import Reason, RunKind, StopMode, Want
 
 PLAIN_GRACE_SHARE = 0.1
@@ -46,7 +46,9 @@ def _by_deadline(sight: HostSight, history: History) -> Cause | None:
     stop_at = stop_moment(sight, history)
     if sight.cutoff_at is None or stop_at is None or sight.time.now < stop_at:
         return None
-    if sight.time.now >= sight.cutoff_at:
+    # A killed tree needs a moment to be gone, and by the cutoff it has to be. Whoever has not saved by now was to be killed at this moment anyway.
+    lead_seconds = 0.0 if sight.spec.kind is RunKind.EVALUATE else KILL_SECONDS
+    if sight.time.now >= sight.cutoff_at - timedelta(seconds=lead_seconds):
         return Cause(Reason.DEADLINE, StopMode.NOW, f"the cutoff at {sight.cutoff_at:%H:%M:%S} UTC has come")
     return Cause(Reason.DEADLINE, StopMode.GRACEFUL, f"the last safe moment before the cutoff at {sight.cutoff_at:%H:%M:%S} UTC")
 

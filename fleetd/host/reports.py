@@ -31,10 +31,13 @@ from policies.lifecycle import SETTLED
 NOTICES_PER_RUN_MAX = 500
 ANSWER_BYTES_MAX = 4 * 1024 * 1024
 """Notices beyond this wait for the next poll: a line may hold 8 MiB."""
+SPOOL_RETRY_SECONDS = 1.0
+"""What could not be read may be readable a moment later, although nothing of the file has changed."""
 SWEEP_SECONDS = 2.0
 SHIM_PATIENCE_SECONDS = 20.0
 """A living shim starts a new supervisor itself, within 5 s; the sweep is for where that fails."""
 SWEEP_WAIT_SECONDS_MAX = 60.0
+WAL_INDEX_HEADER_BYTES = 48
 
 
 @dataclass
@@ -47,6 +50,9 @@ class RunWatch:
     read_after: int = -1
     lost_to: int = 0
     retold: tuple[Notice, ...] = ()
+    trouble: str = ""
+    """Why the spool could not be read at the last look."""
+    retry_seconds: float = 0.0
     acknowledged: int = 0
     free_since_seconds: float | None = None
     starts: int = 0
@@ -98,9 +104,10 @@ class RunWatch:
 
     def read_notices(self, after: int) -> None:
         """Read the spool again if it changed, or if other notices are asked for."""
-        mark = (_mark(self.paths.journal), _mark(Path(f"{self.paths.journal}-wal")))
-        if mark == self.mark and after == self.read_after:
+        mark = (_mark(self.paths.journal), _commits(self.paths.journal))
+        if mark == self.mark and after == self.read_after and (not self.trouble or time.monotonic() < self.retry_seconds):
             return
+        trouble = ""
         try:
             journal = Journal.open(self.paths.journal, read_only=True)
             try:
@@ -109,10 +116,11 @@ class RunWatch:
             finally:
                 journal.close()
         except (ExplainedError, WireError, sqlite3.Error) as fault:
-            self.notices = ()
-            if mark != self.mark and self.paths.journal.exists():
-                logs.failed("spool_unreadable", run=self.paths.root.name, because=str(fault).replace("\n", " "))
-        self.mark, self.read_after = mark, after
+            self.notices, self.retry_seconds = (), time.monotonic() + SPOOL_RETRY_SECONDS
+            trouble = str(fault).replace("\n", " ")
+            if trouble != self.trouble and self.paths.journal.exists():
+                logs.failed("spool_unreadable", run=self.paths.root.name, because=trouble)
+        self.mark, self.read_after, self.trouble = mark, after, trouble
 
     def _find_lost(self, after: int, last: int) -> None:
         """A coordinator whose history was lost in part asks for notices that it once acknowledged: they are gone, their files may not be."""
@@ -248,6 +256,16 @@ def _has_living_shim(paths: RunPaths) -> bool:
     except (OSError, WireError):
         return False
     return record is not None and look(record.identity).is_verified
+
+
+def _commits(journal: Path) -> bytes:
+    """The header of the index beside the write-ahead log (sqlite.org/walformat.html, 2.1), which changes with every commit, and only once
+    readers can see it. The log's own time and size change before that, by as long as a sync takes: a look in between would be the last."""
+    try:
+        with open(f"{journal}-shm", "rb", buffering=0) as index:
+            return index.read(WAL_INDEX_HEADER_BYTES)
+    except OSError:
+        return b""  # its owner has closed it: all of it lies in the file itself
 
 
 def _mark(path: Path) -> tuple[int, int, int] | None:

@@ -38,6 +38,8 @@ DEADLINE_SECONDS = 75
 """From the launch; five seconds of it are reserved. Five trainers that import torch on two cores need the first thirty."""
 WITNESS_SECONDS = 5.0
 """After the cutoff the witness still looks for so long."""
+KILLED_SECONDS = 1.0
+"""Who has saved gets the time to leave until the cutoff itself: SIGKILL comes then, and is carried out a moment later."""
 STEPS_FIRST = 10
 DEAF_VALIDATION = 3
 DEAF_EVERY_STEPS = 20
@@ -242,14 +244,15 @@ def judge(name: str, situation: Situation, fault: str, paths: RunPaths, cutoff: 
     ended = f"{stops[-1]['because']} heard" if stops else "killed"
     if saved_at is None or saved_at.timestamp() >= cutoff:
         wrong.append("no complete checkpoint before the cutoff")
-    if ended_at is None or ended_at >= cutoff:
+    is_alone = fault == "both killed" and not (situation.has_coordinator and situation.has_link)
+    if ended_at is None or ended_at > cutoff + (WITNESS_SECONDS if is_alone else KILLED_SECONDS):
         wrong.append("it lived on after the cutoff")
     if fault == "deaf validation":
         wrong += deaf_faults(paths, step)
     elif not stops or stops[-1]["step"] != step:
         wrong.append("its last step was not saved")
     adopted = bool(said(paths, "event=adopted "))
-    expects = fault == "supervisor killed" or (fault == "both killed" and situation.has_coordinator and situation.has_link)
+    expects = fault in ("supervisor killed", "both killed") and not is_alone
     if adopted is not expects:
         wrong.append(f"{'' if adopted else 'not '}adopted by another supervisor")
     return Cell(
@@ -314,9 +317,14 @@ def main(names: list[str]) -> int:
 
 
 def row(cell: Cell) -> str:
-    gone = "never" if cell.dead_seconds is None else f"{cell.dead_seconds:.1f} s"
     how = "; ".join((cell.ended, *cell.faults))
-    return f"| {cell.situation} | {cell.fault} | {cell.saved_seconds:.1f} s | {gone} | {how} | {cell.step} |"
+    return f"| {cell.situation} | {cell.fault} | {cell.saved_seconds:.1f} s | {_before(cell.dead_seconds)} | {how} | {cell.step} |"
+
+
+def _before(seconds: float | None) -> str:
+    if seconds is None:
+        return "never"
+    return f"{seconds:.1f} s" if seconds >= 0 else f"{-seconds:.1f} s after it"
 
 
 def write_rows(name: str, rows: list[str]) -> None:

@@ -23,4 +23,4 @@ def place(shards: Path) -> Iterator[Place]:
 def test_with_a_dead_coordinator_every_run_meets_the_cutoff_with_its_checkpoint_whatever_else_has_died(place: Place) -> None:
     cells = play(place, "coordinator dead", ("supervisor killed", "both killed", "deaf validation"), SECONDS)
 
-    assert {cell.fault: cell.faults for cell in cells} == dict.fromkeys(("supervisor killed", "both killed", "deaf validation"), ())
+    assert not [cell for cell in cells if cell.faults]

@@ -1,0 +1,82 @@
+"""What the agent reads of a spool while a supervisor is in the middle of writing it: nothing is overlooked, whatever moment it looked at."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fleetd.host.reports import RunWatch
+from fleetd.journal import Journal
+from fleetd.paths import RunPaths
+
+ROUNDS = 60
+PAUSE_SECONDS_MAX = 0.004
+"""A commit on a disk that really syncs takes one to ten milliseconds: the log is written, synced, and only then made visible."""
+WRITER = """
+import sys
+from pathlib import Path
+from fleetd.journal import Journal
+journal = Journal.open(Path(sys.argv[1]))
+for _ in sys.stdin:
+    journal.append([{"at": "2026-09-16T18:00:00Z", "kind": "alarm", "body": {}}])
+    print(journal.last, flush=True)
+"""
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> RunWatch:
+    paths = RunPaths(tmp_path / "run")
+    paths.root.mkdir()
+    return RunWatch(paths)
+
+
+def test_a_look_in_the_middle_of_a_commit_does_not_hide_what_was_committed(watch: RunWatch) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    dice = random.Random(seed)
+    command = [sys.executable, "-c", WRITER, str(watch.paths.journal)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as writer:
+        assert writer.stdin is not None and writer.stdout is not None
+        for number in range(1, ROUNDS + 1):
+            writer.stdin.write("\n")
+            wait_seconds = dice.uniform(0.0, PAUSE_SECONDS_MAX)
+            began_seconds = time.perf_counter()
+            while time.perf_counter() - began_seconds < wait_seconds:
+                pass  # a sleep would be longer than a commit
+            os.kill(writer.pid, signal.SIGSTOP)
+            watch.read_notices(0)
+            os.kill(writer.pid, signal.SIGCONT)
+            assert writer.stdout.readline() == f"{number}\n"
+
+            watch.read_notices(0)
+
+            assert [notice.sequence for notice in watch.notices] == list(range(1, number + 1)), f"seed {seed}"
+        writer.stdin.close()
+
+
+def test_a_spool_that_could_not_be_read_is_read_again_although_nothing_of_it_has_changed(
+    watch: RunWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal.open(watch.paths.journal)
+    journal.append([{"at": "2026-09-16T18:00:00Z", "kind": "alarm", "body": {}}])
+
+    def locked(*_: object, **__: object) -> Journal:
+        raise sqlite3.OperationalError("database is locked")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Journal, "open", locked)
+        watch.read_notices(0)
+    assert watch.notices == () and "locked" in watch.trouble
+    monkeypatch.setattr("fleetd.host.reports.time.monotonic", lambda: watch.retry_seconds)
+
+    watch.read_notices(0)
+
+    assert [notice.sequence for notice in watch.notices] == [1] and not watch.trouble
+    journal.close()
