@@ -134,6 +134,8 @@ class Plan:
     deadline_seconds: float | None
     reserve: ReserveTerms = field(default_factory=ReserveTerms)
     hosts: tuple[HostPlan, ...]
+    parity: str | None = None
+    """`off`, `report` or `require`: whether the hosts' interpreters are compared. None: reported where there are several hosts."""
     data: tuple[DataRole, ...] = ()
     candidates: tuple[CandidatePlan, ...]
     selection: SelectionTerms = field(default_factory=SelectionTerms)

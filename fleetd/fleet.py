@@ -67,6 +67,10 @@ def _campaign_moved(fleet: Fleet, event: Event) -> Fleet:
     return _with_campaign(fleet, replace(campaign, stage=stage, since=event.at, detail=event.because))
 
 
+def _preflight_warned(fleet: Fleet, event: Event) -> Fleet:
+    return _with_campaign(fleet, replace(_campaign(fleet, event), warnings=tuple(event.body["warnings"])))
+
+
 def _data_staged(fleet: Fleet, event: Event) -> Fleet:
     campaign = _campaign(fleet, event)
     what = event.body.get("what")
@@ -231,6 +235,7 @@ _APPLY = {
     "request_refused": _only_recorded,
     "campaign_launched": _campaign_launched,
     "campaign_moved": _campaign_moved,
+    "preflight_warned": _preflight_warned,
     "data_staged": _data_staged,
     "cutoff_moved": _cutoff_moved,
     "run_added": _run_added,

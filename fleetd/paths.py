@@ -81,6 +81,11 @@ class CampaignPaths:
         return self.root / "campaign.json"
 
     @property
+    def preflight(self) -> Path:
+        """What the hosts showed before the launch, and what was said of it."""
+        return self.root / "preflight.json"
+
+    @property
     def ledger(self) -> Path:
         return self.root / "ledger.jsonl"
 

@@ -341,6 +341,8 @@ class PlanFile(Section):
     reserve: ReserveSection = ReserveSection()
     hosts: dict[str, HostSection] = {}
     """Machines by name; needed."""
+    parity: Literal["off", "report", "require"] | None = None
+    """Compare packages and installed files of the hosts' Pythons before the launch; null reports differences between several hosts."""
     data: dict[SplitName, DataSection] = {}
     """Files by role. Reserved roles (calibration, test, holdout) stay sealed until the freeze."""
     defaults: Candidate = CandidateSection()

@@ -169,6 +169,7 @@ def build_plan(resolution: Resolution, *, sha256: str) -> Plan:
         hosts=tuple(_host(resolution, name) for name in file.hosts),
         data=tuple(data_role(resolution, Split(split), section) for split, section in file.data.items()),
         candidates=tuple(_candidate(resolution, each) for each in resolution.candidates),
+        parity=file.parity,
         selection=SelectionTerms(criterion=file.selection.criterion, minimum_improvement=file.selection.minimum_improvement),
         after_freeze=_after_freeze(file),
         notify=tuple(Notify(command=tuple(each.command), on=tuple(each.on)) for each in file.notify),

@@ -107,6 +107,8 @@ class Campaign:
     """Headline figures by split, once judged."""
     reported: bool = False
     plan_text: str = ""
+    warnings: tuple[str, ...] = ()
+    """What preflight found worth knowing."""
     staged: tuple[str, ...] = ()
     """What lies ready where: `gx10:campaign`, `gx10:evaluate-test`."""
     asked: tuple[dict[str, str], ...] = ()

@@ -33,18 +33,20 @@ def findings(asked: Asked, survey: HostSurvey) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=lambda each: not each.refuses))
 
 
-def same_machine(surveys: dict[str, HostSurvey]) -> tuple[Finding, ...]:
-    """Hosts of a plan that are one machine under two names: its memory would be handed out twice."""
-    names: dict[tuple[str, str], str] = {}
-    found = []
+def same_machine(surveys: dict[str, HostSurvey], capacities: dict[str, int | None]) -> tuple[Finding, ...]:
+    """Hosts of a plan that are one machine under several names: refused where its memory would be handed out twice."""
+    machines: dict[tuple[str, str], list[str]] = {}
     for name, survey in surveys.items():
         # A cloned disk has its machine id twice; the same boot as well is the same machine.
-        first = names.setdefault((survey.machine, survey.boot_id), name)
-        if first != name:
-            found.append(_refuse(
-                name, f"{first} and {name} are one machine", f"both are {survey.hostname}, boot {survey.boot_id[:8]}",
-                "keep one of the two names in the plan's hosts: memory and caps count per machine",
-            ))
+        machines.setdefault((survey.machine, survey.boot_id), []).append(name)
+    found = []
+    for names in machines.values():
+        survey = surveys[names[0]]
+        handed_out = sum(capacities.get(name) or survey.memory_total_bytes for name in names)
+        what = f"all are {survey.hostname}, boot {survey.boot_id[:8]}, with {_gib(survey.memory_total_bytes)}; the plan hands out {_gib(handed_out)}"
+        title, fix = f"{' and '.join(names)} are one machine", "keep one of the names, or give each a capacity so that they fit together"
+        if len(names) > 1:
+            found.append((_refuse if handed_out > survey.memory_total_bytes else _warn)(names[-1], title, what, fix))
     return tuple(found)
 
 

@@ -68,6 +68,8 @@ def _preflight(pen: Pen, done: JobDone) -> None:
         body = {"digests": done.result["digests"], "rows": done.result.get("rows", {})}
         pen.write("data_staged", body, campaign=done.job.campaign_id, because="registered: digests, rows, reserved splits held back")
     if campaign.stage is CampaignStage.PREFLIGHT:
+        if warnings := done.result.get("warnings"):
+            pen.write("preflight_warned", {"warnings": warnings}, campaign=done.job.campaign_id, because="; ".join(warnings))
         pen.move_campaign(done.job.campaign_id, CampaignStage.STAGING, "hosts answer, roots can be written, interpreters are complete")
 
 

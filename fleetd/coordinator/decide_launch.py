@@ -75,7 +75,7 @@ def _answer(pen: Pen, request: Request) -> None:
             raise from_json(errors[0])
         where, fix = f"campaign {campaign.campaign_id}", "mend that and launch again"
         raise RequestRefused("the launch failed", where=where, what=campaign.detail, fix=fix)
-    pen.answer(request, {"campaign_id": campaign.campaign_id, "runs": list(campaign.runs)})
+    pen.answer(request, {"campaign_id": campaign.campaign_id, "runs": list(campaign.runs), "warnings": list(campaign.warnings)})
 
 
 def _check_held_up(pen: Pen, campaign: Campaign) -> None:

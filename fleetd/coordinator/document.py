@@ -63,6 +63,7 @@ def _campaign(fleet: Fleet, sight: Sight, campaign: Campaign, state: StatePaths,
     frozen = {"sha256": campaign.frozen_digest, "at": _moment(campaign.frozen_at)} if campaign.frozen_digest else None
     return {
         "campaign_id": campaign.campaign_id, "name": campaign.plan.name, "stage": campaign.stage.value, "detail": campaign.detail,
+        "warnings": list(campaign.warnings),
         "since": format_moment(campaign.since), "is_over": nothing_follows(sight, campaign), "launched_at": format_moment(campaign.launched_at),
         "deadline_at": format_moment(campaign.final_at), "cutoff_at": format_moment(campaign.cutoff_at), "last_safe_stop_at": format_moment(safe_at),
         "seconds_to_deadline": (campaign.final_at - now).total_seconds(), "seconds_to_last_safe_stop": (safe_at - now).total_seconds(),

@@ -14,32 +14,29 @@ from pathlib import Path
 from typing import Any
 
 from fleetd import logs
-from fleetd.campaign import HostPlan, Plan
+from fleetd.campaign import Plan
 from fleetd.coordinator.corpora import read_corpus
 from fleetd.coordinator.couriers import Courier
 from fleetd.coordinator.evaluation import collect_evaluation, judge, prepare_evaluation
 from fleetd.coordinator.ledger import Act
 from fleetd.coordinator.pipeline import freeze_campaign, select_campaign
+from fleetd.coordinator.preflight import preflight, refusal
 from fleetd.coordinator.registration import register_campaign
 from fleetd.coordinator.releases import Releases, code_digest
 from fleetd.coordinator.replication import prune_checkpoints, replicate_checkpoint, replicate_logs, replicate_predictions
 from fleetd.coordinator.sessions import Session
 from fleetd.coordinator.shards import read_shard_set
 from fleetd.coordinator.sight import Job
-from fleetd.coordinator.specs import RELEASE, release_key, trainer_python
+from fleetd.coordinator.specs import RELEASE, release_key
 from fleetd.coordinator.staging import stage_data
 from fleetd.coordinator.targets import OVER
 from fleetd.coordinator.vault import read_frozen
 from fleetd.files import write_record, write_text
 from fleetd.fleet import Campaign, Fleet
 from fleetd.paths import CampaignPaths, StatePaths
-from policies.errors import ExplainedError, FreezeRefused, HostUnreachable, RequestRefused
+from policies.errors import ExplainedError, FreezeRefused, HostUnreachable
 from policies.facts import RESERVED_SPLITS, Split
 from policies.freeze import FrozenSelection, frozen_digest
-
-PYTHON_CHECK_SECONDS_MAX = 30.0
-TRAINER_MODULES = ("numpy", "safetensors", "torch", "transformers")
-_FIND_MODULES = "import importlib.util, sys; print(*[name for name in sys.argv[1:] if importlib.util.find_spec(name) is None])"
 
 WriteReport = Callable[[str], tuple[Path, Path]]
 """Writes report.html and report.json of the campaign with this id and returns their paths."""
@@ -121,28 +118,18 @@ def copy_story(courier: Courier, paths: CampaignPaths, run_id: str) -> None:
 
 
 def _preflight(place: Workplace) -> dict[str, Any]:
-    """Put the plan on record, register its data, and see that interpreters are complete."""
+    """Put the plan on record, look at its hosts, and register its data."""
     plan = place.campaign.plan
     os.makedirs(place.paths.root, mode=0o700, exist_ok=True)
     if place.campaign.plan_text and not place.paths.plan.exists():
         write_text(place.paths.plan, place.campaign.plan_text)
     write_record(place.paths.resolved, plan)
-    for host in plan.hosts:
-        if host.name in place.couriers and any(candidate.task is not None for candidate in plan.candidates):
-            _check_python(host, trainer_python(host, place.python), place.couriers[host.name])
-    return {"digests": register_campaign(place.paths, plan, place.act), "rows": _reserved_rows(plan)}
-
-
-def _check_python(host: HostPlan, python: str, courier: Courier) -> None:
-    """RequestRefused unless the trainer's interpreter runs and has what our trainer imports."""
-    where, fix = f"host {host.name}, python {python}", "name an interpreter that has them as python of the host in the plan"
-    try:
-        done = courier.run_program((python, "-c", _FIND_MODULES, *TRAINER_MODULES), PYTHON_CHECK_SECONDS_MAX)
-    except OSError as fault:
-        raise RequestRefused(f"host {host.name} can't run the trainer", where=where, what=str(fault), fix=fix) from fault
-    if done.status != 0 or done.stdout.strip():
-        what = f"it lacks {done.stdout.strip()}" if done.status == 0 else done.stderr.strip()[-300:] or f"exit status {done.status}"
-        raise RequestRefused(f"host {host.name} can't run the trainer", where=where, what=what, fix=fix)
+    seen = preflight(plan, place.couriers, own_python=place.python, stage=place.releases.stage)
+    write_record(place.paths.preflight, seen)
+    if seen.refusals:
+        raise refusal(seen.refusals)
+    digests = register_campaign(place.paths, plan, place.act)
+    return {"digests": digests, "rows": _reserved_rows(plan), "warnings": list(seen.warnings)}
 
 
 def _reserved_rows(plan: Plan) -> dict[str, int]:

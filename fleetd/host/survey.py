@@ -2,8 +2,8 @@
 
 Asked once by the coordinator's preflight. It changes nothing but a file in the root that it makes and removes; `policies.preflight` judges.
 
-    QUESTION   {"pythons": {"PROGRAM": ["torch", ...]}, "read_files": true}
-    answer     {"host": HostSurvey, "pythons": {"PROGRAM": PythonSurvey}}
+    QUESTION   {"host": true, "pythons": {"PROGRAM": ["torch", ...]}, "read_files": true}
+    answer     {"host": HostSurvey or null, "pythons": {"PROGRAM": PythonSurvey}}
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def _text(path: str | Path) -> str:
 def answer(root: Path, asked: dict[str, Any]) -> dict[str, Any]:
     read_files = asked.get("read_files") is True
     pythons = {program: look_at_python(program, [str(name) for name in modules], read_files) for program, modules in asked.get("pythons", {}).items()}
-    return {"host": look(root), "pythons": pythons}
+    return {"host": look(root) if asked.get("host", True) else None, "pythons": pythons}
 
 
 def main(arguments: list[str]) -> int:

@@ -74,6 +74,8 @@ def launch(
             return EXIT_OK
         count = words.plural(len(answer.get("runs") or []), "run")
         terminal.say(f"launched {campaign_id}: {count}{_deadline(client, campaign_id)}")
+        for warning in answer.get("warnings") or []:
+            terminal.say(f"  worth knowing: {warning}")
         if follow_it:
             return _follow(client, campaign_id)
     terminal.say(f"  watch:  fleetd status\n  follow: fleetd follow {campaign_id}\n  stop:   fleetd stop {campaign_id}")

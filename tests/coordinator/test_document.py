@@ -51,7 +51,7 @@ def test_every_key_of_the_contract_is_there(fleet: VirtualCoordinator) -> None:
 
     assert set(found) == {"schema", "at", "coordinator", "verdict", "campaigns", "runs", "hosts"}
     assert set(found["campaigns"][0]) == {
-        "campaign_id", "name", "stage", "detail", "since", "is_over", "launched_at", "deadline_at", "cutoff_at", "last_safe_stop_at",
+        "campaign_id", "name", "stage", "detail", "warnings", "since", "is_over", "launched_at", "deadline_at", "cutoff_at", "last_safe_stop_at",
         "seconds_to_deadline", "seconds_to_last_safe_stop", "runs", "selection", "frozen", "openings", "results", "report", "directory",
     }
     assert set(found["runs"][0]) == {

@@ -2,44 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from small_python import site_of, small_python
 
 from fleetd.host import survey
 from fleetd.wire import decode
 from policies.surveys import HostSurvey, PythonSurvey
-
-
-@pytest.fixture
-def interpreter(tmp_path: Path) -> Callable[[str], Path]:
-    """Make a real environment with one small installed distribution of this version; its python."""
-
-    def make(version: str = "1.0") -> Path:
-        root = tmp_path / f"env-{version}"
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(root)], check=True)
-        site = next(root.glob("lib/python*/site-packages"))
-        package, info = site / "small", site / f"small-{version}.dist-info"
-        package.mkdir()
-        info.mkdir()
-        (package / "__init__.py").write_text(f"version = {version!r}\n")
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: small\nVersion: {version}\n")
-        lines = []
-        for path in (package / "__init__.py", info / "METADATA"):
-            digest = base64.urlsafe_b64encode(hashlib.sha256(path.read_bytes()).digest()).decode().rstrip("=")
-            lines.append(f"{path.relative_to(site)},sha256={digest},{path.stat().st_size}")
-        (info / "RECORD").write_text("\n".join([*lines, f"{info.name}/RECORD,,"]) + "\n")
-        return root / "bin" / "python"
-
-    return make
 
 
 def test_this_machine_is_described_by_its_own_words(tmp_path: Path) -> None:
@@ -57,19 +31,18 @@ def test_this_machine_is_described_by_its_own_words(tmp_path: Path) -> None:
     assert python.fault is None and python.missing == ("no_such_module",) and python.version == platform.python_version()
 
 
-def test_an_untouched_environment_has_no_damage_and_equals_its_twin(interpreter: Callable[[str], Path], tmp_path: Path) -> None:
-    first = survey.look_at_python(str(interpreter("1.0")), [], True)
-    os.rename(tmp_path / "env-1.0", tmp_path / "moved")
-    second = survey.look_at_python(str(interpreter("1.0")), [], True)
+def test_an_untouched_environment_has_no_damage_and_equals_its_twin(tmp_path: Path) -> None:
+    first = survey.look_at_python(str(small_python(tmp_path / "one")), [], True)
+    second = survey.look_at_python(str(small_python(tmp_path / "elsewhere" / "two")), [], True)
 
     assert first.packages["small"].damaged_count == 0 and first.packages["small"].files == 2
     assert first.packages["small"] == second.packages["small"], "where an environment lies does not count"
 
 
-def test_one_changed_byte_of_an_installed_file_is_named(interpreter: Callable[[str], Path], tmp_path: Path) -> None:
-    python = interpreter("1.0")
+def test_one_changed_byte_of_an_installed_file_is_named(tmp_path: Path) -> None:
+    python = small_python(tmp_path / "env")
     before = survey.look_at_python(str(python), [], True).packages["small"]
-    changed = next(tmp_path.glob("env-1.0/lib/python*/site-packages/small/__init__.py"))
+    changed = site_of(tmp_path / "env") / "small" / "__init__.py"
     changed.write_text(changed.read_text().replace("1", "2"))
 
     after = survey.look_at_python(str(python), [], True).packages["small"]

@@ -68,9 +68,15 @@ def test_our_own_processes_on_the_accelerator_are_no_strangers() -> None:
 
 
 def test_one_machine_under_two_names_is_found_and_a_cloned_disk_is_not_one() -> None:
-    (found,) = same_machine({"spark-a": FIT, "spark-b": FIT})
-    assert found.refuses and found.title == "spark-a and spark-b are one machine"
-    assert same_machine({"spark-a": FIT, "spark-b": replace(FIT, boot_id="b2")}) == ()
+    (found,) = same_machine({"spark-a": FIT, "spark-b": FIT}, {"spark-a": None, "spark-b": 1024**3})
+    assert found.refuses and found.title == "spark-a and spark-b are one machine" and "129.0 GiB" in found.what
+    assert same_machine({"spark-a": FIT, "spark-b": replace(FIT, boot_id="b2")}, {}) == ()
+
+
+def test_two_names_whose_capacities_fit_the_machine_together_are_only_told() -> None:
+    half = 64 * 1024**3
+    assert [each.refuses for each in same_machine({"a": FIT, "b": FIT}, {"a": half, "b": half})] == [False]
+    assert [each.refuses for each in same_machine({"a": FIT, "b": FIT}, {"a": half, "b": half + 1})] == [True]
 
 
 PACKAGES = {

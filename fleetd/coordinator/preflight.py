@@ -1,0 +1,147 @@
+"""Preflight: every host of a plan is surveyed by its own tools, judged, and compared with the others, before anything is staged.
+
+    release in place ─► `survey` on the host (fleetd/host/survey.py) ─► policies.preflight, policies.parity ─► findings, preflight.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from fleetd import clock
+from fleetd.campaign import HostPlan, Plan
+from fleetd.coordinator.couriers import Courier, TreeKind
+from fleetd.coordinator.specs import trainer_python
+from fleetd.wire import WireError, decode, dumps, loads
+from policies.errors import RequestRefused
+from policies.parity import parity_findings
+from policies.preflight import Asked, findings, python_findings, same_machine
+from policies.surveys import Finding, HostSurvey, PythonSurvey
+
+LOOK_SECONDS_MAX = 60.0
+READ_SECONDS_MAX = 240.0
+"""Every installed file of an environment is read: several gigabytes where torch comes with CUDA."""
+HOSTS_AT_ONCE_MAX = 8
+TRAINER_MODULES = ("numpy", "safetensors", "torch", "transformers")
+WORDS_MAX = 300
+SSH_PYTHON = "python3"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostLook:
+    """What one host showed, and by how much its clock differed while it was asked."""
+
+    survey: HostSurvey
+    python: PythonSurvey | None
+    """The trainer's interpreter, where a candidate of ours may run there."""
+    skew_seconds: float | None
+    skew_uncertainty_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preflight:
+    """What was seen and what it means: `preflight.json` of the campaign."""
+
+    schema: int = 1
+    at: datetime
+    parity: str
+    looks: dict[str, HostLook]
+    findings: tuple[Finding, ...]
+
+    @property
+    def refusals(self) -> tuple[Finding, ...]:
+        return tuple(each for each in self.findings if each.refuses)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return tuple(f"{each.host}: {each.title}: {each.what}" for each in self.findings if not each.refuses)
+
+
+def preflight(plan: Plan, couriers: dict[str, Courier], *, own_python: str, stage: Callable[[Courier], str]) -> Preflight:
+    """Look at all hosts that have a courier, side by side. HostUnreachable, or what a host explains of itself."""
+    hosts = [host for host in plan.hosts if host.name in couriers]
+    reads_files = parity_of(plan) != "off"
+
+    def look(host: HostPlan) -> HostLook:
+        program = trainer_python(host, own_python) if _trains_ours(plan, host) else None
+        return _look(host, couriers[host.name], stage, program, reads_files)
+
+    with ThreadPoolExecutor(HOSTS_AT_ONCE_MAX, thread_name_prefix="preflight") as workers:
+        looks = dict(zip((host.name for host in hosts), workers.map(look, hosts), strict=True))
+    return Preflight(at=clock.read().now, parity=parity_of(plan), looks=looks, findings=judge(plan, looks))
+
+
+def judge(plan: Plan, looks: dict[str, HostLook]) -> tuple[Finding, ...]:
+    """Everything to be said of the hosts, refusals first."""
+    surveys = {name: look.survey for name, look in looks.items()}
+    pythons = {name: look.python for name, look in looks.items() if look.python is not None}
+    found: list[Finding] = list(same_machine(surveys, {host.name: host.capacity_bytes for host in plan.hosts}))
+    for name, look in looks.items():
+        host = _host(plan, name)
+        found += findings(Asked(
+            host=name, transport=host.transport, skew_seconds=look.skew_seconds, skew_uncertainty_seconds=look.skew_uncertainty_seconds,
+            uses_accelerator=bool(look.survey.accelerators),
+        ), look.survey)
+        if look.python is not None:
+            found += python_findings(name, "python", look.python)
+    if parity_of(plan) != "off":
+        found += parity_findings(pythons, surveys, required=parity_of(plan) == "require")
+    return tuple(sorted(found, key=lambda each: not each.refuses))
+
+
+def refusal(found: tuple[Finding, ...]) -> RequestRefused:
+    """One error for all refusals: the first in full, the others by name."""
+    first, others = found[0], found[1:]
+    more = "".join(f"; {each.host}: {each.title}: {each.what}" for each in others)
+    title = first.title if not others else f"{first.title}, and {len(others)} more"
+    return RequestRefused(title, where=f"host {first.host}", what=f"{first.what}{more}", fix=first.fix)
+
+
+def parity_of(plan: Plan) -> str:
+    """`off`, `report` or `require`. Where a plan says nothing, several hosts are compared and the differences told."""
+    return plan.parity or ("report" if len(plan.hosts) > 1 else "off")
+
+
+def _host(plan: Plan, name: str) -> HostPlan:
+    return next(host for host in plan.hosts if host.name == name)
+
+
+def _trains_ours(plan: Plan, host: HostPlan) -> bool:
+    return any(candidate.task is not None and candidate.host in ("any", host.name) for candidate in plan.candidates)
+
+
+def _look(host: HostPlan, courier: Courier, stage: Callable[[Courier], str], program: str | None, reads_files: bool) -> HostLook:
+    release = courier.tree_path(TreeKind.RELEASES, stage(courier))
+    before = clock.read()
+    survey = decode(HostSurvey, _ask(host, courier, release, {}, LOOK_SECONDS_MAX)["host"], "survey")
+    after = clock.read()
+    python = None
+    if program is not None:
+        question = {"pythons": {program: TRAINER_MODULES}, "read_files": reads_files, "host": False}
+        answer = _ask(host, courier, release, question, READ_SECONDS_MAX)
+        python = decode(PythonSurvey, answer["pythons"][program], "survey")
+    half_seconds = (after.boottime_seconds - before.boottime_seconds) / 2
+    skew_seconds = (survey.now - before.now).total_seconds() - half_seconds
+    return HostLook(
+        survey=survey, python=python, skew_seconds=None if host.is_local else skew_seconds, skew_uncertainty_seconds=half_seconds,
+    )
+
+
+def _ask(host: HostPlan, courier: Courier, release: str, question: dict[str, Any], seconds_max: float) -> dict[str, Any]:
+    """The answer of the host's `survey`. RequestRefused in its own last words when it gives none."""
+    agent_python = host.agent_python or (sys.executable if host.is_local else SSH_PYTHON)
+    argv = (agent_python, "-I", f"{release}/fleetd/host/__main__.py", "survey", host.root, dumps(question))
+    try:
+        done = courier.run_program(argv, seconds_max)
+        answer = loads(done.stdout)
+    except (OSError, WireError, json.JSONDecodeError) as fault:
+        words = done.stderr.strip()[-WORDS_MAX:] if not isinstance(fault, OSError) else ""
+        what, fix = words or str(fault), f"run it there by hand: {' '.join(argv[:5])} '{{}}'"
+        raise RequestRefused("the host can't be surveyed", where=f"host {host.name}", what=what, fix=fix) from fault
+    assert isinstance(answer, dict), "survey prints one object"
+    return answer
