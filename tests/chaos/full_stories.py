@@ -96,7 +96,8 @@ def _host_faults(run: HostRun) -> list[str]:
     seen, log = run.seen(), [json.loads(line) for line in run.paths.log.read_text(encoding="utf-8").splitlines()]
     assert seen is not None
     found = {
-        "the end": (seen.state, seen.attempt, seen.step), "the moves": run.moves(),
+        "the end": (seen.state, seen.attempt, seen.step),
+        "the moves": [move for move in run.moves() if move != "running"],  # a run that was over before its record had room was never seen so
         "the checkpoints": [notice["body"]["step"] for notice in run.notices("checkpoint")],
         "the steps": [record["step"] for record in log if "loss" in record],
         "the starts": len([record for record in log if record.get("event") == "start"]),
@@ -104,7 +105,7 @@ def _host_faults(run: HostRun) -> list[str]:
         "the exit": getattr(rundir.read_exit(run.paths, 1), "exit_code", "no record"), "alarms at the end": seen.alarms,
     }
     wanted = {
-        "the end": (RunState.FINISHED, 1, STEPS), "the moves": ["starting", "running", "finished"],
+        "the end": (RunState.FINISHED, 1, STEPS), "the moves": ["starting", "finished"],
         "the checkpoints": list(range(0, STEPS + 1, EVERY)),
         "the steps": list(range(1, STEPS + 1)), "the starts": 1, "the exits told": 1, "temporaries": [], "the exit": 0, "alarms at the end": (),
     }
@@ -119,11 +120,12 @@ def _silence(tap: Tap, told: set[str], role: str, journal: str) -> list[str]:
 
 def coordinator_story(folder: Path, plan: Plan, releases: Path | None = None, keep_releases: Path | None = None) -> Outcome:
     """One campaign of a small command, from the start of its coordinator to its end. `releases`: staged before, below another root;
-    `keep_releases`: where to leave them for that."""
+    `keep_releases`: where to leave them for that, by place."""
     folder.mkdir()
     state, host, faults = folder / "state", folder / "host", list[str]()
-    if releases is not None:
-        shutil.copytree(releases, host / "releases", copy_function=os.link)
+    for place in (state, host) if releases is not None else ():
+        place.mkdir(mode=0o700)
+        shutil.copytree(releases / place.name, place / "releases", copy_function=os.link)
     tap, environment = Tap(folder, plan), {**os.environ, "FLEETD_STATE": str(state)}
     try:
         for _ in range(2):  # a person, or systemd, starts a coordinator again that found no room at its start
@@ -131,8 +133,8 @@ def coordinator_story(folder: Path, plan: Plan, releases: Path | None = None, ke
             done = tap.run(argv, environment) if tap.is_new else tap.run_freely(argv, environment)
             if done.returncode == 0:
                 break
-            said = done.stderr.decode().splitlines()[-1]
-            faults += [] if "ExplainedError" in said or "No space left" in said else [f"a start that found no room says {said}"]
+            said = done.stderr.decode()
+            faults += [] if "fix:" in said else [f"a start that found no room says {said}"]
         documents = _until_over(folder, state, host, tap, faults)
         faults += _campaign_faults(state, host, documents, tap)
     except AssertionError as fault:
@@ -145,7 +147,8 @@ def coordinator_story(folder: Path, plan: Plan, releases: Path | None = None, ke
     if not faults:
         faults += _replay_faults(state, documents[-1])
     if keep_releases is not None:
-        shutil.copytree(host / "releases", keep_releases)
+        for place in (state, host):
+            shutil.copytree(place / "releases", keep_releases / place.name)
     return _ended(folder, tap, faults)
 
 
@@ -158,7 +161,9 @@ def _until_over(folder: Path, state: Path, host: Path, tap: Tap, faults: list[st
         assert time.monotonic() < end_seconds, f"not over after {STORY_SECONDS_MAX:.0f} s: {json.dumps(seen[-1:])[:3000]}"
         document = ask(state, "/v1/status")
         assert document is not None, "the coordinator answers while the disk is full"
-        seen.append({**document, "events": (ask(state, "/v1/events?limit=5000") or {})["events"]})
+        told = ask(state, "/v1/events?limit=5000") or {}
+        assert "events" in told, f"the history can't be read: {told}"
+        seen.append({**document, "events": told["events"]})
         time.sleep(LOOK_SECONDS)
     return seen
 

@@ -1,7 +1,8 @@
 """Every write finds no room in turn: `python tests/chaos/full_sweep.py`, or `make full-disk`.
 
 An undisturbed story counts the writes of a role. Then the story is told once for each of them and each way to refuse it (`full_writes`);
-with `--stride 7` for each seventh. It prints how many were swept, which kinds of write there are, and what was wrong.
+with `--stride 7` for each seventh, with `--together 20` for twenty stories in each of which every twentieth write finds no room.
+It prints how many were swept, which kinds of write there are, which of them were never refused, and what was wrong.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Sweep:
 
     role: str
     mode: str
-    writes_counted: int
+    wanted: Counter[str]
     told: int = 0
     reached: int = 0
     refused: int = 0
@@ -48,25 +49,38 @@ class Sweep:
     def take(self, outcome: Outcome) -> None:
         self.told += 1
         self.refused += len(outcome.refused)
-        self.kinds.update(f"{call.call} {call.name}" for call in outcome.refused)
+        self.kinds.update(call.kind for call in outcome.refused if call.role == self.role)
         if outcome.refused:
             self.reached += 1
         if outcome.faults:
             self.faults[outcome.plan.number] = [*(call.words for call in outcome.refused[:3]), *outcome.faults]
 
 
-def sweep(story: Story, role: str, mode: str, reference: list[Call], folder: Path, *, stride: int, first: int, at_once: int,
-          say: Callable[[str], None]) -> Sweep:
-    """Tell the story for every `stride`-th write of the role."""
+    def to_json(self) -> dict[str, object]:
+        return {
+            "role": self.role, "mode": self.mode, "writes_counted": self.wanted.total(), "stories": self.told, "reached": self.reached,
+            "refused": self.refused, "kinds": len(self.wanted), "kinds_never_refused": sorted(set(self.wanted) - set(self.kinds)),
+            "faults": sorted(self.faults),
+        }
+
+
+def plans_of(role: str, mode: str, mine: list[Call], asked: argparse.Namespace) -> list[Plan]:
+    """Each `stride`-th write of the role alone, or so many stories together."""
+    if asked.together > 1 and mode != "full":
+        return [Plan(role=role, number=number, mode=mode, every=asked.together) for number in range(1, asked.together + 1)]
+    numbers = [call.number for call in mine if mode != "short" or call.call in HALVED]
+    return [Plan(role=role, number=number, mode=mode) for number in numbers[asked.first::asked.stride]]
+
+
+def sweep(story: Story, role: str, mode: str, reference: list[Call], folder: Path, asked: argparse.Namespace, say: Callable[[str], None]) -> Sweep:
     mine = [call for call in reference if call.role == role]
-    numbers = [call.number for call in mine if mode != "short" or call.call in HALVED][first::stride]
-    found = Sweep(role=role, mode=mode, writes_counted=len(mine))
+    found = Sweep(role=role, mode=mode, wanted=Counter(call.kind for call in mine if mode != "short" or call.call in HALVED))
 
-    def tell(number: int) -> Outcome:
-        return story(folder / f"{role}-{mode}-{number}", Plan(role=role, number=number, mode=mode))
+    def tell(plan: Plan) -> Outcome:
+        return story(folder / f"{role}-{mode}-{plan.number}", plan)
 
-    with ThreadPoolExecutor(at_once) as pool:
-        for outcome in pool.map(tell, numbers):
+    with ThreadPoolExecutor(asked.at_once) as pool:
+        for outcome in pool.map(tell, plans_of(role, mode, mine, asked)):
             found.take(outcome)
             if outcome.faults:
                 say(f"{role} {mode} {outcome.plan.number}: {json.dumps(found.faults[outcome.plan.number], indent=1)}")
@@ -92,6 +106,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--stride", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="leave out so many")
+    parser.add_argument("--together", type=int, default=1, help="stories that refuse each so-many-th write")
     parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument("--list", action="store_true", help="only count and list the writes")
     asked, began, sweeps = parser.parse_args(arguments), time.monotonic(), list[Sweep]()
@@ -107,18 +122,15 @@ def main(arguments: list[str]) -> int:
         counted = Counter(call.role for call in reference.calls)
         say(f"undisturbed: {dict(counted)}")
         if asked.list:
-            kinds = Counter(f"{call.call} {call.name}" for call in reference.calls if call.role == role)
+            kinds = Counter(call.kind for call in reference.calls if call.role == role)
             say(json.dumps(dict(sorted(kinds.items())), indent=1))
             continue
         for mode in asked.modes.split(","):
-            sweeps.append(sweep(story, role, mode, reference.calls, folder, stride=asked.stride, first=asked.first, at_once=asked.at_once, say=say))
+            sweeps.append(sweep(story, role, mode, reference.calls, folder, asked, say))
     faults = sum(len(each.faults) for each in sweeps)
     print(json.dumps({
         "seconds": round(time.monotonic() - began), "stories": sum(each.told for each in sweeps), "refused": sum(each.refused for each in sweeps),
-        "faults": faults, "sweeps": [
-            {"role": each.role, "mode": each.mode, "writes_counted": each.writes_counted, "stories": each.told, "reached": each.reached,
-             "refused": each.refused, "kinds_refused": len(each.kinds), "faults": sorted(each.faults)} for each in sweeps
-        ],
+        "faults": faults, "sweeps": [each.to_json() for each in sweeps],
     }, indent=1))
     if faults:
         print(f"kept: {folder}")

@@ -86,6 +86,10 @@ class Call:
     is_refused: bool
 
     @property
+    def kind(self) -> str:
+        return f"{self.call} {self.name}"
+
+    @property
     def words(self) -> str:
         return f"{self.role} {self.number}: {self.call} {self.name}"
 
