@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -126,23 +127,14 @@ def coordinator_story(folder: Path, plan: Plan, releases: Path | None = None, ke
     for place in (state, host) if releases is not None else ():
         place.mkdir(mode=0o700)
         shutil.copytree(releases / place.name, place / "releases", copy_function=os.link)
-    tap, environment = Tap(folder, plan), {**os.environ, "FLEETD_STATE": str(state)}
+    tap = Tap(folder, plan)
     try:
-        for _ in range(2):  # a person, or systemd, starts a coordinator again that found no room at its start
-            argv = [sys.executable, "-c", ENSURE, str(state)]
-            done = tap.run(argv, environment) if tap.is_new else tap.run_freely(argv, environment)
-            if done.returncode == 0:
-                break
-            said = done.stderr.decode()
-            faults += [] if "fix:" in said else [f"a start that found no room says {said}"]
+        _start_coordinator(state, tap, faults)
         documents = _until_over(folder, state, host, tap, faults)
         faults += _campaign_faults(state, host, documents, tap)
     except AssertionError as fault:
         faults.append(str(fault))
-    finally:
-        for animal in animals(folder):
-            if animal.role == "coordinator":
-                os.kill(animal.pid, 15)
+    _end_coordinator(folder)
     faults += leftovers(folder)
     if not faults:
         faults += _replay_faults(state, documents[-1])
@@ -150,6 +142,40 @@ def coordinator_story(folder: Path, plan: Plan, releases: Path | None = None, ke
         for place in (state, host):
             shutil.copytree(place / "releases", keep_releases / place.name)
     return _ended(folder, tap, faults)
+
+
+def start_story(folder: Path, plan: Plan) -> Outcome:
+    """A coordinator that starts, perhaps a second time, answers, and ends: the first fifty of its writes."""
+    folder.mkdir()
+    state, tap, faults = folder / "state", Tap(folder, plan), list[str]()
+    _start_coordinator(state, tap, faults)
+    document, end_seconds = ask(state, "/v1/status"), time.monotonic() + STORY_SECONDS_MAX
+    while document is not None and document["coordinator"]["journal"] != "ok" and time.monotonic() < end_seconds:
+        time.sleep(LOOK_SECONDS)
+        document = ask(state, "/v1/status")
+    if document is None or (document["verdict"]["word"], document["coordinator"]["journal"]) != ("OK", "ok"):
+        faults.append(f"it answers {document}")
+    faults += story_faults(ask(state, "/v1/events"))
+    _end_coordinator(folder)
+    faults += leftovers(folder)
+    return _ended(folder, tap, faults)
+
+
+def _start_coordinator(state: Path, tap: Tap, faults: list[str]) -> None:
+    """A person, or systemd, starts a coordinator again that found no room at its start."""
+    argv, environment = [sys.executable, "-c", ENSURE, str(state)], {**os.environ, "FLEETD_STATE": str(state)}
+    done = tap.run(argv, environment)
+    if done.returncode != 0:
+        said = done.stderr.decode()
+        faults += [] if "fix:" in said else [f"a start that found no room says {said}"]
+        done = tap.run_freely(argv, environment)
+        faults += [] if done.returncode == 0 else [f"the second start says {done.stderr.decode()}"]
+
+
+def _end_coordinator(folder: Path) -> None:
+    for animal in animals(folder):
+        if animal.role == "coordinator":
+            os.kill(animal.pid, signal.SIGTERM)
 
 
 def _until_over(folder: Path, state: Path, host: Path, tap: Tap, faults: list[str]) -> list[dict[str, Any]]:

@@ -13,7 +13,9 @@ from typing import Any
 from live_fleet import Fleet
 from zoo import animals
 
-from fleetd.host import cgroups
+from fleetd.host import cgroups, tidy
+from fleetd.host.rundir import newest_attempt
+from fleetd.paths import RunPaths
 
 TEMPORARY = re.compile(r"^\.tmp-|^\.trash-|\.tmp$|\.tmp-\d+$")
 LEAVE_SECONDS_MAX = 20.0
@@ -90,11 +92,12 @@ def leftovers(root: Path, seconds: float = LEAVE_SECONDS_MAX) -> list[str]:
 
 
 def cgroups_of(root: Path) -> list[str]:
-    """Groups of any attempt of this installation, by name."""
+    """Groups of any attempt of this installation, by name: equal run ids lie below other roots of this machine, whose groups are not ours."""
     folders = {os.path.dirname(folder) for folder in _places() if folder}
-    runs = [path.name for path in root.glob("host/runs/*")]
+    runs = [path for path in (*root.glob("host/runs/*"), *root.glob("runs/*")) if path.is_dir()]
+    ours = {cgroups.PREFIX + tidy._group_prefix(RunPaths(path), number) for path in runs for number in range(1, newest_attempt(RunPaths(path)) + 1)}
     names = [entry.path for folder in folders for entry in os.scandir(folder) if entry.name.startswith(cgroups.PREFIX)]
-    return sorted(name for name in names if any(run in name for run in runs))
+    return sorted(name for name in names if os.path.basename(name).startswith(tuple(ours)))
 
 
 def _places() -> list[str]:
