@@ -29,9 +29,11 @@ check: $(VENV)/ready
 chaos: $(VENV)/ready
 	nice -n 5 $(RUN) tests/chaos/chaos.py --kills $(KILLS) --seed $(SEED)
 
-# Every write of coordinator, agent, supervisor and shim finds no room in turn, or each STRIDE-th.
+# Every write of coordinator, agent, supervisor and shim finds no room in turn, or each STRIDE-th; then real trainings through full disks.
+# The whole of it takes most of an hour.
 full-disk: $(VENV)/ready
 	nice -n 5 $(RUN) tests/chaos/full_sweep.py --stride $(STRIDE)
+	nice -n 5 $(RUN) tests/chaos/full_trainings.py
 
 # Simulated campaigns with faults for so many seconds, from new seeds, or from SEED=n on. From 300 s on every transition has to be reached.
 soak: $(VENV)/ready

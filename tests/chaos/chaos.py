@@ -102,6 +102,8 @@ class Round:
         self.fleet, self.dice, self.kills_max, self.say = fleet, dice, kills_max, say
         self.kills: Counter[str] = Counter()
         self.purse: Path | None = None
+        self.is_patient = False
+        """Whether a launch that is refused is tried again although nobody died over it: the disk was full."""
         self.starting: subprocess.Popen[bytes] | None = None
         self.restart_seconds: float | None = None
 
@@ -127,7 +129,7 @@ class Round:
             done = self.fleet("launch", str(plan), "--json", expect=None)
             if done.returncode == 0:
                 return str(json.loads(done.stdout)["campaign_id"])
-            assert self.purse is not None, done.stderr
+            assert self.purse is not None or self.is_patient, done.stderr
             while (document := ask(self.fleet.state, "/v1/status")) is None:
                 self._revive()
                 time.sleep(0.1)

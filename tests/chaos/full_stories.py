@@ -45,6 +45,7 @@ SWEEP_SECONDS = 3.0
 """After so long without a supervisor an agent would start one."""
 STEPS, EVERY = 12, 4
 LAUNCHES_MAX = 5
+ASKS_MAX = 5
 SUPERVISE = "import sys; from pathlib import Path; from fleetd.host.launch import start_supervisor; start_supervisor(Path(sys.argv[1]))"
 ENSURE = "import sys; from pathlib import Path; from fleetd.coordinator.daemon import ensure_running; ensure_running(Path(sys.argv[1]))"
 PROGRAM = "import time\nfor step in range(5):\n    print('step', step, flush=True)\n    time.sleep(0.1)\n"
@@ -149,13 +150,15 @@ def start_story(folder: Path, plan: Plan) -> Outcome:
     folder.mkdir()
     state, tap, faults = folder / "state", Tap(folder, plan), list[str]()
     _start_coordinator(state, tap, faults)
-    document, end_seconds = ask(state, "/v1/status"), time.monotonic() + STORY_SECONDS_MAX
-    while document is not None and document["coordinator"]["journal"] != "ok" and time.monotonic() < end_seconds:
-        time.sleep(LOOK_SECONDS)
-        document = ask(state, "/v1/status")
-    if document is None or (document["verdict"]["word"], document["coordinator"]["journal"]) != ("OK", "ok"):
-        faults.append(f"it answers {document}")
-    faults += story_faults(ask(state, "/v1/events"))
+    try:
+        end_seconds = time.monotonic() + STORY_SECONDS_MAX
+        while (document := _answer(state, "/v1/status"))["coordinator"]["journal"] != "ok" and time.monotonic() < end_seconds:
+            time.sleep(LOOK_SECONDS)
+        if (document["verdict"]["word"], document["coordinator"]["journal"]) != ("OK", "ok"):
+            faults.append(f"it answers {document}")
+        faults += story_faults(_answer(state, "/v1/events"))
+    except AssertionError as fault:
+        faults.append(str(fault))
     _end_coordinator(folder)
     faults += leftovers(folder)
     return _ended(folder, tap, faults)
@@ -185,13 +188,20 @@ def _until_over(folder: Path, state: Path, host: Path, tap: Tap, faults: list[st
     end_seconds = time.monotonic() + STORY_SECONDS_MAX
     while not seen or not seen[-1]["campaigns"] or not seen[-1]["campaigns"][-1]["is_over"] or seen[-1]["coordinator"]["journal"] != "ok":
         assert time.monotonic() < end_seconds, f"not over after {STORY_SECONDS_MAX:.0f} s: {json.dumps(seen[-1:])[:3000]}"
-        document = ask(state, "/v1/status")
-        assert document is not None, "the coordinator answers while the disk is full"
-        told = ask(state, "/v1/events?limit=5000") or {}
+        told = _answer(state, "/v1/events?limit=5000")
         assert "events" in told, f"the history can't be read: {told}"
-        seen.append({**document, "events": told["events"]})
+        seen.append({**_answer(state, "/v1/status"), "events": told["events"]})
         time.sleep(LOOK_SECONDS)
     return seen
+
+
+def _answer(state: Path, path: str) -> dict[str, Any]:
+    """A full disk silences no coordinator; a busy machine may for a moment."""
+    for _ in range(ASKS_MAX):
+        if (found := ask(state, path)) is not None:
+            return found
+        time.sleep(LOOK_SECONDS)
+    raise AssertionError(f"the coordinator does not answer {path}")
 
 
 def _launch(folder: Path, state: Path, host: Path, faults: list[str]) -> None:
