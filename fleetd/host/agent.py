@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetd import clock, faults, logs
-from fleetd.host import cradle, devices, meters, reading, rundir, tidy
+from fleetd.host import cradle, devices, means, meters, reading, rundir, tidy
 from fleetd.host.ownership import claim, explain_os_error
 from fleetd.host.processes import boot_id
 from fleetd.host.reports import Reports
@@ -28,7 +28,7 @@ from fleetd.paths import HostPaths
 from fleetd.release_use import prune_releases
 from fleetd.wire import LINE_BYTES_MAX, PROTOCOL, WireError, decode, dumps, encode, loads
 from policies.errors import ExplainedError, NotFound, RequestRefused
-from policies.facts import CapGrade, format_moment
+from policies.facts import format_moment
 
 POLL_LOOK_SECONDS = 0.1
 POLL_WAIT_SECONDS_MAX = 60.0
@@ -206,7 +206,7 @@ class Agent:
             hostname=platform.node(), boot_id=boot_id(), kernel=platform.release(), python=platform.python_version(), architecture=platform.machine(),
             cpu_count=os.cpu_count() or 1, memory_total_bytes=meters.total_bytes(), memory_available_bytes=meters.available_bytes() or 0,
             disk_free_bytes=self._disk_free() or 0, root_writable=os.access(self.root, os.W_OK | os.X_OK),
-            cap_means=_cap_means(self._cgroup_part, accelerators), accelerators=accelerators,
+            cap_means=means.of_host(self._cgroup_part, accelerators), accelerators=accelerators,
         )
 
     def _disk_free(self) -> int | None:
@@ -219,24 +219,6 @@ class Agent:
         data = memoryview(dumps(answer).encode() + b"\n")
         while data:
             data = data[os.write(self._output, data):]
-
-
-def _cap_means(cgroup: CapPart, accelerators: tuple[str, ...]) -> dict[str, CapPart]:
-    """What each part of a cap can be on this host. How strongly it holds for one run is said by that run's observation."""
-    return {
-        "cgroup": cgroup, "sampler": CapPart(grade=CapGrade.SAMPLED, means="anonymous and shared memory of the tree, four times a second or faster"),
-        "allocator": _device_part(accelerators),
-        "floor": CapPart(grade=CapGrade.SAMPLED, means="MemAvailable of the host, each second or faster"),
-    }
-
-
-def _device_part(accelerators: tuple[str, ...]) -> CapPart:
-    """Beside the limit of the trainer's own allocator, which each run names for itself."""
-    if not accelerators:
-        return CapPart(grade=CapGrade.ABSENT, means=f"no accelerator ({devices.why_none() or 'none answers'})")
-    if not devices.sees_machine_pids():
-        return CapPart(grade=CapGrade.ABSENT, means=f"{', '.join(accelerators)}: {devices.FOREIGN_PIDS}")
-    return CapPart(grade=CapGrade.SAMPLED, means=f"device bytes of the tree each second, beside the trainer's own limit: {', '.join(accelerators)}")
 
 
 def _object(request: dict[str, Any], name: str) -> dict[str, Any]:

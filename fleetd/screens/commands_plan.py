@@ -27,15 +27,16 @@ def check(plan: PlanFile, as_json: AsJson = False) -> int:
     """Check a plan and show it resolved. Every value with its origin; nothing is started; exit 3 when this machine can't do it now."""
     from fleetd import clock
     from fleetd.plan import load_plan
-    from fleetd.screens.plan_view import check_document, local_preflight, render_check
+    from fleetd.screens.plan_view import cap_faults, check_document, local_caps, local_preflight, render_check
 
     loaded = load_plan(plan)
-    faults = local_preflight(loaded)
+    caps = local_caps(loaded)
+    faults = [*local_preflight(loaded), *cap_faults(loaded, caps)]
     now = clock.read().now
     if as_json:
-        terminal.emit({**check_document(loaded, now), "preflight": [fault.to_json() for fault in faults]})
+        terminal.emit({**check_document(loaded, now, caps), "preflight": [fault.to_json() for fault in faults]})
     else:
-        terminal.show(render_check(loaded, now, width=terminal.width()))
+        terminal.show(render_check(loaded, now, width=terminal.width(), caps=caps))
     terminal.complain_of(faults)
     return faults[0].exit_code if faults else EXIT_OK
 

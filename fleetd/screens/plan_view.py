@@ -10,17 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from fleetd.campaign import AfterFreeze, CandidatePlan, DataRole, HostPlan
+from fleetd.model import CapPart
 from fleetd.plan import LoadedPlan
 from fleetd.plan_resolve import listed_files, read_index
 from fleetd.plan_rules import cutoff_if_launched
 from fleetd.plan_units import Seconds, SizeBytes, show_duration, show_moment, show_size, write_duration, write_size
 from fleetd.screens import layout
+from fleetd.screens.cells import grade_words
 from fleetd.screens.layout import Line, Span, Tone, line, quiet
-from fleetd.screens.preflight import local_preflight
+from fleetd.screens.preflight import LocalCaps, cap_faults, local_caps, local_preflight
+from fleetd.wire import encode
 from policies.deadlines import reserve_seconds
 from policies.facts import RESERVED_SPLITS, CapGrade, format_moment
 
-__all__ = ["check_document", "local_preflight", "render_check"]
+__all__ = ["cap_faults", "check_document", "local_caps", "local_preflight", "render_check"]
 
 LABEL_WIDTH = 14
 KEY_WIDTH_MAX = 44
@@ -29,26 +32,30 @@ OWN_PYTHON = line("the coordinator's own Python")
 HOST_PYTHON = line("the host's python3")
 
 
-def render_check(loaded: LoadedPlan, now: datetime, *, width: int = 100) -> list[Line]:
-    """The whole check of a valid plan, as lines for `layout.painted`."""
+def render_check(loaded: LoadedPlan, now: datetime, *, width: int = 100, caps: LocalCaps | None = None) -> list[Line]:
+    """The whole check of a valid plan, as lines for `layout.painted`. `caps`: what `local_caps` found."""
     plan = loaded.plan
     counts = f"{_count(len(plan.candidates), 'candidate')} on {_count(len(plan.hosts), 'host')}"
     lines = layout.wrapped(line(Span(f"{loaded.path} is a valid plan", Tone.GOOD), quiet(f": campaign {plan.name}, {counts}")), width, hanging=2)
     lines += _section("if launched now", _when(loaded, now), width)
-    lines += _section("hosts", [row for host in plan.hosts for row in _host(loaded, host)], width)
+    rows = [row for host in plan.hosts for row in (*_host(loaded, host), *_caps((caps or {}).get(host.name, {})))]
+    lines += _section("hosts", rows, width)
     lines += _section("data", [_data(loaded, role) for role in plan.data] or [("none", [line("commands read what they like")])], width)
     lines += _candidates(loaded, width)
     lines += _section("then", _afterwards(loaded), width)
     return lines
 
 
-def check_document(loaded: LoadedPlan, now: datetime) -> dict[str, Any]:
+def check_document(loaded: LoadedPlan, now: datetime, caps: LocalCaps | None = None) -> dict[str, Any]:
     """The same as one JSON document, for `fleetd check --json`."""
     cutoff, final = _moments(loaded, now)
     return {
         "schema": 1, "path": str(loaded.path), "name": loaded.plan.name, "plan_sha256": loaded.plan.plan_sha256,
         "if_launched_now": {"at": format_moment(now), "cutoff_at": format_moment(cutoff), "final_at": format_moment(final)},
-        "hosts": [{"name": host.name, "root": host.root, "memory": _memory(loaded, host)} for host in loaded.plan.hosts],
+        "hosts": [
+            {"name": host.name, "root": host.root, "memory": _memory(loaded, host), "caps": encode((caps or {}).get(host.name))}
+            for host in loaded.plan.hosts
+        ],
         "data": [{"split": role.split.value, "path": role.path, **data_summary(role)} for role in loaded.plan.data],
         "values": {path: {"value": _plain(value), "source": str(loaded.sources[path])} for path, value in loaded.values.items()},
     }
@@ -95,6 +102,11 @@ def _host(loaded: LoadedPlan, host: HostPlan) -> list[tuple[str, list[Line]]]:
         (host.name, [line(_reach(host)), line(f"root {host.root}"), _origin(loaded, f"{prefix}.root"), *pythons]),
         ("", [line(_memory(loaded, host)), _origin(loaded, f"{prefix}.capacity")]),
     ]
+
+
+def _caps(parts: dict[str, CapPart]) -> list[tuple[str, list[Line]]]:
+    """Each mechanism of a cap on this machine: how strongly it holds for this user, and by what means."""
+    return [("", [line(f"{name}: {grade_words(encode(part))}  ", quiet(part.means))]) for name, part in sorted(parts.items())]
 
 
 def _reach(host: HostPlan) -> str:

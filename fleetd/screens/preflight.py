@@ -17,11 +17,13 @@ from typing import Any
 import psutil
 
 from fleetd.campaign import CandidatePlan, HostPlan
+from fleetd.model import CapPart
 from fleetd.plan import LoadedPlan
 from fleetd.plan_resolve import listed_files
 from fleetd.plan_units import show_size
+from fleetd.wire import decode
 from policies.errors import ExplainedError, RequestRefused
-from policies.facts import MIB
+from policies.facts import MIB, CapGrade
 from policies.memory import admit
 
 PYTHON_SECONDS_MAX = 30.0
@@ -33,6 +35,9 @@ BYTES_PER_WEIGHT = 12
 """A checkpoint holds each weight and its two moments in fp32."""
 EXTRA_CHECKPOINTS = 3
 """Kept besides the newest: the unchanged base, the best, and the one being written."""
+
+LocalCaps = dict[str, dict[str, CapPart]]
+"""By host, then by mechanism."""
 
 _PROBE = (
     "import importlib.util as u, json, sys; "
@@ -49,6 +54,35 @@ def local_preflight(loaded: LoadedPlan) -> list[ExplainedError]:
             checks = [_root(host), _disk(loaded, host, candidates), *_memory(host, candidates)]
             checks += [*_pythons(host, candidates), *_programs(host, candidates)]
             faults += [fault for fault in checks if fault is not None]
+    return faults
+
+
+def local_caps(loaded: LoadedPlan) -> LocalCaps:
+    """By host of this machine: by what its caps could be held for this user, from here. A host that can't say is left out."""
+    found: LocalCaps = {}
+    for host in loaded.plan.hosts:
+        if host.is_local:
+            argv = [sys.executable, "-m", "fleetd.host.means", host.root]
+            try:
+                done = subprocess.run(argv, capture_output=True, text=True, timeout=PYTHON_SECONDS_MAX, check=True)
+                found[host.name] = {name: decode(CapPart, part, name) for name, part in json.loads(done.stdout).items()}
+            except (OSError, subprocess.SubprocessError, ValueError):
+                continue
+    return found
+
+
+def cap_faults(loaded: LoadedPlan, caps: LocalCaps) -> list[ExplainedError]:
+    """Demands for an enforced cap that no host of the plan could keep, as far as its hosts are on this machine."""
+    plan = loaded.plan
+    faults: list[ExplainedError] = []
+    asking = [(each.name, each.host, each.memory_demand) for each in plan.candidates]
+    asking += [("after_freeze", "any", plan.after_freeze.memory_demand)] if plan.after_freeze.evaluate else []
+    for name, wanted, demand in asking:
+        options = [host for host in plan.hosts if wanted in ("any", host.name)]
+        parts = [caps[host.name]["cgroup"] for host in options if host.name in caps]
+        if demand is CapGrade.ENFORCED and options and len(parts) == len(options) and all(part.grade is not demand for part in parts):
+            what = f"memory_cap.demand is enforced, here it is {parts[0].grade}: {parts[0].means}"
+            faults.append(_refused(options[0], f"the cap of {name} can't be enforced", what, "mend that, or set memory_cap.demand: sampled"))
     return faults
 
 

@@ -178,7 +178,7 @@ def chosen_line(campaign: Document) -> Line:
 
 
 def host_lines(document: Document, *, width: int) -> list[Line]:
-    """One line a host: reachable or for how long not, memory free and handed out, disk free."""
+    """One line a host: reachable or for how long not, memory free and handed out, disk free, how strongly a cap can hold there."""
     lines: list[Line] = []
     for host in document.get("hosts") or []:
         free, disk = sight(host.get("memory_available_bytes")), sight(host.get("disk_free_bytes"))
@@ -189,6 +189,8 @@ def host_lines(document: Document, *, width: int) -> list[Line]:
         if host.get("capacity_bytes"):
             parts.append(line(f"{words.share(number(host.get('committed_bytes')), number(host.get('capacity_bytes')))} handed out"))
         parts.append(line(f"{words.size(number(disk.value))} disk free{cells.when(disk.age_seconds)}"))
+        if means := (host.get("facts") or {}).get("cap_means"):
+            parts.append(line(f"caps {cells.grade({'parts': means})}"))
         lines += layout.packed(parts, width, hanging=INDENT)
         for run in host.get("unknown_runs") or []:
             note = layout.wrapped(line(Span(f"! {_unknown_run_words(run)}", Tone.BAD)), width - INDENT, hanging=INDENT)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fleetd.host import devices
-from fleetd.host.agent import _cap_means
 from fleetd.host.devices import DeviceBytes
+from fleetd.host.means import of_host
 from fleetd.model import CapPart
 from policies.facts import CapGrade
 
@@ -99,7 +99,7 @@ def test_without_a_library_its_own_words_say_why_nothing_is_measured(nvml: Calla
     nvml("no NVML: Driver/library version mismatch")
 
     assert ours() == DeviceBytes(known=None, least=None, why="no NVML: Driver/library version mismatch") and devices.names() == ()
-    part = _cap_means(CapPart(grade=CapGrade.ABSENT, means=""), devices.names())["allocator"]
+    part = of_host(CapPart(grade=CapGrade.ABSENT, means=""), devices.names())["allocator"]
     assert part.grade is CapGrade.ABSENT and "version mismatch" in part.means
 
 
@@ -107,7 +107,7 @@ def test_a_stranger_whose_machine_pid_equals_ours_in_a_container_is_never_taken_
     nvml(FakeNvml({OURS: 10**12}), machine=False)
 
     assert (ours().known, ours().least) == (None, None) and "container" in ours().why
-    part = _cap_means(CapPart(grade=CapGrade.ABSENT, means=""), devices.names())["allocator"]
+    part = of_host(CapPart(grade=CapGrade.ABSENT, means=""), devices.names())["allocator"]
     assert part.grade is CapGrade.ABSENT and "container" in part.means
 
 

@@ -13,11 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fleetd.model import CapPart
 from fleetd.plan import LoadedPlan, load_plan
 from fleetd.screens import layout
-from fleetd.screens.plan_view import check_document, local_preflight, render_check
+from fleetd.screens.plan_view import cap_faults, check_document, local_caps, local_preflight, render_check
 from fleetd.screens.preflight import weight_count
-from policies.facts import GIB
+from policies.facts import GIB, CapGrade
 
 ROOT = Path(__file__).resolve().parents[2]
 MANPAGES = ROOT / "examples" / "manpages" / "plan.yaml"
@@ -50,6 +51,21 @@ def test_each_value_stands_beside_the_line_it_came_from_and_what_differs_comes_b
     differs = next(text for text in lines if text.strip().startswith("training.optimizer.lr"))
     assert f"slow 0.002  (line {line_of_slow})" in differs and "fast 0.012" in differs
     assert any(text.split() == ["training.log_every", "1", "·", "(default)"] for text in lines)
+
+
+def test_the_check_shows_each_mechanism_of_a_cap_on_this_machine_and_refuses_a_demand_that_none_can_keep(tmp_path: Path) -> None:
+    strict = plan_of(tmp_path, candidate="command: [echo], memory_cap: {host: 64MiB, demand: enforced}", host="root: host, floor: 64MiB")
+    found = local_caps(strict)
+    assert set(found["box"]) == {"cgroup", "sampler", "allocator", "floor"} and not (tmp_path / "host").exists(), "a look creates nothing"
+    assert cap_faults(strict, found) == [] or found["box"]["cgroup"].grade is not CapGrade.ENFORCED
+
+    bare = {"box": {**found["box"], "cgroup": CapPart(grade=CapGrade.ABSENT, means="no cgroup is mounted")}}
+    text = layout.painted(render_check(strict, NOW, caps=bare), colour=False)
+    assert "cgroup: A absent  no cgroup is mounted" in text and "sampler: S sampled" in text
+    assert check_document(strict, NOW, bare)["hosts"][0]["caps"]["cgroup"] == {"grade": "absent", "means": "no cgroup is mounted"}
+    (fault,) = cap_faults(strict, bare)
+    assert fault.exit_code == 3 and "no cgroup is mounted" in fault.what
+    assert cap_faults(plan_of(tmp_path), bare) == []
 
 
 def test_the_check_fits_a_narrow_terminal() -> None:
