@@ -54,7 +54,16 @@ WAYS = {
 WAY_SPEED = 100_000_000
 PROCESSES_MAX = 21
 FLOOR_ROOM_BYTES = 192 * MIB
-"""Between what the host has free when the idle hog starts, and its floor; the stranger takes twice as much."""
+"""Between what the host has free when the idle hog starts, and its floor."""
+TAKING = """
+import os, select, sys
+held = []
+while not select.select([0], [], [], 0.02)[0]:
+    with open("/proc/meminfo") as file:
+        free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
+    if free > int(sys.argv[1]) - 64 * 2**20 and len(held) < 256:
+        held.append(b"x" * (16 * 2**20))
+"""
 
 
 @dataclass(frozen=True)
@@ -152,7 +161,7 @@ def one_round(root: Path, name: str, speed: int, way: str) -> Round:
     rundir.create_run(paths, spec, None, want)
     launch.start_supervisor(paths.root)
     try:
-        with stranger(paths) if way == "idle" else contextlib.nullcontext():
+        with stranger(paths, floor_bytes) if way == "idle" else contextlib.nullcontext():
             seen = wait_until_ended(paths)
         data = counter.read_bytes()
         held = 0 if way in ("cache", "dirty") else sum(int.from_bytes(data[at : at + 8], "little") for at in range(0, len(data), 8))
@@ -164,13 +173,12 @@ def one_round(root: Path, name: str, speed: int, way: str) -> Round:
 
 
 @contextlib.contextmanager
-def stranger(paths: RunPaths) -> Iterator[None]:
-    """A process that is none of ours takes memory once the trainer has begun."""
+def stranger(paths: RunPaths, floor_bytes: int) -> Iterator[None]:
+    """A process that is none of ours takes memory once the trainer has begun, until less than the floor is free."""
     give_up_seconds = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < give_up_seconds and not ((seen := rundir.read_observation(paths)) and seen.memory and seen.memory.host_bytes):
         time.sleep(0.05)
-    code = f"import os; held = b'x' * {2 * FLOOR_ROOM_BYTES}; os.read(0, 1)"
-    taker = subprocess.Popen((sys.executable, "-S", "-c", code), stdin=subprocess.PIPE)
+    taker = subprocess.Popen((sys.executable, "-S", "-c", TAKING, str(floor_bytes)), stdin=subprocess.PIPE)
     try:
         yield
     finally:
@@ -250,15 +258,15 @@ def clear(paths: RunPaths) -> None:
 
 
 def write_rows(rows: list[str], is_ways: bool) -> None:
-    """A row of the same environment and the same hog is replaced, others are kept."""
+    """A row of the same environment, mechanism and hog is replaced, others are kept."""
     text = TABLE.read_text(encoding="utf-8")
     start, end = (mark.format(" --ways" if is_ways else "") for mark in (START, END))
     before, _, rest = text.partition(start)
     inside, _, after = rest.partition(end)
-    fresh = {(_place(row), _cells(row)[2]) for row in rows}
-    kept = [row for row in inside.splitlines() if re.match(r"\| (?!environment)[^-]", row) and (_place(row), _cells(row)[2]) not in fresh]
+    fresh = {tuple(_cells(row)[:3]) for row in rows}
+    kept = [row for row in inside.splitlines() if re.match(r"\| (?!environment)[^-]", row) and tuple(_cells(row)[:3]) not in fresh]
     order_of = list(WAYS.values()) if is_ways else [name for name, _ in SPEEDS]
-    whole = sorted([*kept, *rows], key=lambda row: (_place(row), order_of.index(_cells(row)[2])))
+    whole = sorted([*kept, *rows], key=lambda row: (*_cells(row)[:2], order_of.index(_cells(row)[2])))
     table = HEAD.format("where it grows" if is_ways else "growth") + "\n".join(whole)
     TABLE.write_text(f"{before}{start}\n\n{table}\n\n{end}{after}", encoding="utf-8")
     print(table)
@@ -266,10 +274,6 @@ def write_rows(rows: list[str], is_ways: bool) -> None:
 
 def _cells(row: str) -> list[str]:
     return [cell.strip() for cell in row.strip("|").split("|")]
-
-
-def _place(row: str) -> str:
-    return _cells(row)[0]
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from policies.memory import gib
 
 SYSTEMD_RUNS = Path("/run/systemd/system")
 LINGERING = Path("/var/lib/systemd/linger")
-SCOPE_SECONDS_MAX = 20.0
+SCOPE_SECONDS_MAX = 45.0
 """A manager that has not made a scope by then is given up, and the trainer starts without."""
 
 
