@@ -6,13 +6,14 @@ KEYS   ?=
 INPUTS ?= 100000
 SEED   ?= 0
 KILLS  ?= 20
+STEPS  ?= 300
 SEED   ?= 1
 SECONDS ?= 60
 CUTS   ?= 100
 INIT   ?= sshd
 STRIDE ?= 1
 
-.PHONY: demo test check bench bench-trainer chaos deadlines full-disk fuzz live clean prove soak fleet-up fleet-down planted
+.PHONY: demo demo-fleet test check bench bench-trainer chaos deadlines full-disk fuzz live clean prove soak fleet-up fleet-down planted
 
 demo: $(VENV)/ready
 	$(RUN) examples/manpages/demo.py
@@ -45,6 +46,10 @@ fleet-up: $(VENV)/ready
 
 fleet-down: $(VENV)/ready
 	PYTHONPATH=tests/live $(RUN) -m fleet down
+
+# The campaign of examples/manpages over real SSH on three test hosts; one is cut off, one loses power, the coordinator is killed. Needs root.
+demo-fleet: $(VENV)/ready
+	$(RUN) tests/live/demo_fleet.py --steps $(STEPS)
 
 # For each line of DESIGN section 9 a fault is planted: which story catches it, and after how long.
 planted: $(VENV)/ready
