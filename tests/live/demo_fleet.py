@@ -117,6 +117,7 @@ def over_ssh(hosts: Hosts, name: str, steps: int) -> dict[str, Any]:
     plan["name"] = f"manpages-{name}"
     plan["deadline"] = "60m"
     plan["defaults"]["training"]["steps"] = steps
+    plan["defaults"]["training"]["optimizer"]["warmup"] = steps // 10
     for cadence in ("checkpoint", "validation"):
         plan["defaults"][cadence]["every_steps"] = max(1, steps // 3)
     plan["hosts"] = {
