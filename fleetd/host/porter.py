@@ -30,7 +30,9 @@ SILENCE_SECONDS_MAX = 120.0
 """A coordinator that says nothing for so long is gone; its channel may not know yet."""
 LINE_BYTES_MAX = 64 * 1024 * 1024
 CHUNK_BYTES = 256 * 1024
-OUTPUT_BYTES_MAX = 4000
+OUTPUT_BYTES_MAX = 8 * 1024 * 1024
+"""Of what a program answers: more is refused, since a part of an answer would be read as the whole."""
+WORDS_BYTES_MAX = 4000
 LOG_BYTES_MAX = 4 * 1024 * 1024
 ENTRY = "fleetd/host/__main__.py"
 KINDS = ("releases", "datasets", "models")
@@ -112,8 +114,10 @@ class Porter:
             done = subprocess.run(request["argv"], stdin=subprocess.DEVNULL, capture_output=True, timeout=request["seconds"], check=False)
         except subprocess.TimeoutExpired:
             raise Refused("slow", f"no answer in {request['seconds']:.0f} s", request["argv"][0]) from None
-        out, err = (text.decode(errors="replace")[-OUTPUT_BYTES_MAX:] for text in (done.stdout, done.stderr))
-        return {"ok": True, "status": done.returncode, "stdout": out, "stderr": err}
+        if len(done.stdout) > OUTPUT_BYTES_MAX:
+            raise Refused("loud", f"it printed {len(done.stdout)} bytes, at most {OUTPUT_BYTES_MAX} are taken", request["argv"][0])
+        words = done.stderr[-WORDS_BYTES_MAX:].decode(errors="replace")
+        return {"ok": True, "status": done.returncode, "stdout": done.stdout.decode(errors="replace"), "stderr": words}
 
     def do_tail(self, request: dict[str, Any]) -> dict[str, Any]:
         with open(os.path.join(self.root, request["path"]), "rb") as file:

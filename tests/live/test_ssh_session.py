@@ -285,6 +285,15 @@ def test_a_silent_host_costs_one_deadline_and_is_taken_up_again_when_it_speaks(s
         assert session.courier.run_program(("true",), 5.0).status == 0
 
 
+def test_a_long_answer_of_a_program_comes_whole_and_one_without_end_is_refused(spark: Sshd, releases: Releases) -> None:
+    with session_with(spark, releases) as session:
+        session.call("hello", HELLO, 20.0)
+        said = session.courier.run_program(("seq", "200000"), 20.0)
+        assert said.stdout == "".join(f"{number}\n" for number in range(1, 200001))
+        with pytest.raises(OSError, match="at most"):
+            session.courier.run_program(("head", "-c", "9000000", "/dev/zero"), 20.0)
+
+
 def test_a_cut_connection_is_told_and_the_next_call_has_a_new_one(spark: Sshd, releases: Releases) -> None:
     with session_with(spark, releases) as session:
         session.call("hello", HELLO, 20.0)
