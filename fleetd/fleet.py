@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from fleetd.campaign import Plan
-from fleetd.model import RunSpec, WantOrder
-from fleetd.records import Campaign, Event, Fleet, Host, Replica, Run, Saved, Validated
+from fleetd.model import Continuation, RunSpec, WantOrder
+from fleetd.records import Campaign, Event, Fleet, Host, Mark, Replica, Run, Saved, Validated
 from fleetd.wire import decode
 from policies.facts import CampaignStage, Reason, RunKind, RunState, parse_moment
 from policies.lifecycle import check_campaign_step, check_run_step
 
-__all__ = ["Campaign", "Event", "Fleet", "Host", "Replica", "Run", "Saved", "Validated", "apply", "replay"]
+__all__ = ["Campaign", "Event", "Fleet", "Host", "Mark", "Replica", "Run", "Saved", "Validated", "apply", "replay"]
 
 
 def apply(fleet: Fleet, event: Event) -> Fleet:
@@ -90,8 +90,15 @@ def _run_added(fleet: Fleet, event: Event) -> Fleet:
     run = Run(
         run_id=event.run_id, campaign_id=event.campaign_id or "", candidate=event.body["candidate"], kind=RunKind(event.body["kind"]),
         host=None, state=RunState.QUEUED, since=event.at,
+        continues=decode(Continuation, event.body["continues"]) if event.body.get("continues") else None,
     )
     campaign = _campaign(fleet, event)
+    if run.continues is not None:
+        before = fleet.runs[run.continues.run_id]
+        assert before.successor is None, "the work of a run goes on once"
+        fleet = _with_run(fleet, replace(before, successor=run.run_id))
+        if run.continues.step is not None:
+            run = replace(run, pilot=before.pilot)  # it goes on behind the pilot that was judged
     return _with_run(_with_campaign(fleet, replace(campaign, runs=(*campaign.runs, run.run_id))), run)
 
 
@@ -108,7 +115,20 @@ def _run_moved(fleet: Fleet, event: Event) -> Fleet:
     if "notice" in event.body:
         run = _counted(run, event)
     reason = Reason(event.body["reason"]) if event.body.get("reason") else None
-    return _with_run(fleet, replace(run, state=state, reason=reason, detail=event.because, since=event.at))
+    return _with_run(fleet, replace(run, state=state, reason=reason, detail=event.because, since=event.at, cleared=None))
+
+
+def _run_cleared(fleet: Fleet, event: Event) -> Fleet:
+    run = _run(fleet, event)
+    assert run.state is RunState.STUCK, "only a stuck run is cleared"
+    return _with_run(fleet, replace(run, cleared=_mark(event)))
+
+
+def _seed_refused(fleet: Fleet, event: Event) -> Fleet:
+    """The copy that a run was to go on from does not verify any more: an older one takes its place, or none."""
+    run = _run(fleet, event)
+    assert run.continues is not None and run.spec is None, "a placed run keeps what it begins with"
+    return _with_run(fleet, replace(run, continues=decode(Continuation, event.body["continues"])))
 
 
 def _run_waits(fleet: Fleet, event: Event) -> Fleet:
@@ -213,10 +233,37 @@ def _report_written(fleet: Fleet, event: Event) -> Fleet:
 
 
 def _host_changed(fleet: Fleet, event: Event) -> Fleet:
-    """host_seen, host_lost, host_drained, host_undrained: the fields that changed are in the body."""
+    """host_seen, host_lost: the fields that changed are in the body."""
+    return _with_host(fleet, event, since=event.at, detail=event.because, **event.body)
+
+
+def _with_host(fleet: Fleet, event: Event, **changes: Any) -> Fleet:
     assert event.host is not None
     before = fleet.hosts.get(event.host) or Host(name=event.host, reachable=False, since=event.at)
-    return replace(fleet, hosts={**fleet.hosts, event.host: replace(before, since=event.at, detail=event.because, **event.body)})
+    return replace(fleet, hosts={**fleet.hosts, event.host: replace(before, **changes)})
+
+
+def _mark(event: Event) -> Mark:
+    return Mark(at=event.at, actor=event.actor, because=event.because)
+
+
+def _host_drained(fleet: Fleet, event: Event) -> Fleet:
+    return _with_host(fleet, event, drained=_mark(event))
+
+
+def _host_undrained(fleet: Fleet, event: Event) -> Fleet:
+    return _with_host(fleet, event, drained=None)
+
+
+def _host_fenced(fleet: Fleet, event: Event) -> Fleet:
+    runs = tuple(event.body["runs"])
+    for run_id in runs:
+        fleet = _with_run(fleet, replace(fleet.runs[run_id], left_behind=True))
+    return _with_host(fleet, event, fenced=_mark(event), superseded=runs)
+
+
+def _host_unfenced(fleet: Fleet, event: Event) -> Fleet:
+    return _with_host(fleet, event, fenced=None, superseded=())
 
 
 def _stranger_want_changed(fleet: Fleet, event: Event) -> Fleet:
@@ -261,4 +308,12 @@ _APPLY = {
     "report_written": _report_written,
     "host_seen": _host_changed,
     "host_lost": _host_changed,
+    "host_drained": _host_drained,
+    "host_undrained": _host_undrained,
+    "host_fenced": _host_fenced,
+    "host_unfenced": _host_unfenced,
+    "host_takeover_ordered": _only_recorded,
+    "host_taken_over": _only_recorded,
+    "run_cleared": _run_cleared,
+    "seed_refused": _seed_refused,
 }

@@ -71,6 +71,16 @@ class StallTerms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Continuation:
+    """Whose work a run goes on with: another run, whose host was fenced, from a verified copy of one of its checkpoints. Without a copy
+    (`step` and `digest` are None) the work begins anew."""
+
+    run_id: str
+    step: int | None = None
+    digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
     """The order for one run. `argv` is exact: no shell string is ever built from a plan."""
 
@@ -97,6 +107,7 @@ class RunSpec:
     on_reboot: OnReboot = OnReboot.RESUME
     digests: dict[str, str] = field(default_factory=dict)
     """Digest by role: `train`, `validation`, `test`, `release`, ..."""
+    continues: Continuation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +120,8 @@ class WantOrder:
     reason: Reason = Reason.USER
     actor: str
     at: datetime
+    is_final: bool = False
+    """No later order replaces it: the run was left behind when its host was fenced, and its work goes on elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

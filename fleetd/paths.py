@@ -152,6 +152,11 @@ class HostPaths:
         return self.root / "clock.json"
 
     @property
+    def owners(self) -> Path:
+        """Every change of the owner, one line each."""
+        return self.root / "owners.jsonl"
+
+    @property
     def caps(self) -> Path:
         """What the self-tests of this boot have shown."""
         return self.root / "caps.json"
@@ -267,6 +272,11 @@ class RunPaths:
     @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
+
+    @property
+    def seed(self) -> Path:
+        """`seed/step-000000128`: the copy of another run's checkpoint, below models/, that this run begins with."""
+        return self.root / "seed"
 
     def predictions(self, split: str) -> Path:
         return self.root / "predictions" / split

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from fleetd.campaign import Plan
-from fleetd.model import RunSpec, WantOrder
+from fleetd.model import Continuation, RunSpec, WantOrder
 from policies.facts import CampaignStage, Reason, RunKind, RunState
 
 
@@ -57,6 +57,15 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """What a person has said of a host or of a run: when, who, and why, in their words."""
+
+    at: datetime
+    actor: str
+    because: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One run as the coordinator knows it."""
 
@@ -85,6 +94,14 @@ class Run:
     """How its pilot was judged: `step`, `passed`, `because`. None while it was not."""
     faults: tuple[dict[str, Any], ...] = ()
     """Copies given up for good: `what` (predictions or checkpoint), `step`, `digest`, `because`."""
+    continues: Continuation | None = None
+    """Whose work this run goes on with."""
+    successor: str | None = None
+    """The run that goes on with this one's work."""
+    left_behind: bool = False
+    """Its host was fenced: what is left of it there is ended, it is never started again, and its work goes on in another run or not at all."""
+    cleared: Mark | None = None
+    """Somebody has looked at this stuck run and lets its host take others. Void as soon as its state changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +144,13 @@ class Host:
     reachable: bool
     since: datetime
     boot_id: str | None = None
-    drained: bool = False
     detail: str = ""
+    drained: Mark | None = None
+    """No new run is placed here."""
+    fenced: Mark | None = None
+    """A person has said that this host is off. It counts until the host answers again and its own copies of `superseded` have ended."""
+    superseded: tuple[str, ...] = ()
+    """Runs whose work goes on elsewhere, or was given up: whatever is left of them here is stopped before anything else happens here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,7 @@ from fleetd.coordinator import document
 from fleetd.coordinator.jobs import WriteReport
 from fleetd.coordinator.loop import Loop, Published
 from fleetd.coordinator.specs import host_plan
+from fleetd.coordinator.takeover import take_over
 from fleetd.coordinator.targets import find_campaign, find_runs
 from fleetd.journal import Journal
 from fleetd.paths import HostPaths, RunPaths
@@ -50,6 +51,9 @@ SOCKET_PATH_BYTES_MAX = 100
 _HOLE = re.compile(rb"\0{%d,}" % HOLE_BYTES_MIN)
 BACKLOG = 64
 CLOSE_SECONDS_MAX = 3.0
+
+WISHES = ("launch", "stop", "resume", "open", "drain", "undrain", "fence", "clear")
+"""What goes straight to the loop, which answers."""
 
 _STATUS = {NotFound: 404, FreezeRefused: 409, PlanInvalid: 400, RequestRefused: 422, HostUnreachable: 424}
 
@@ -76,7 +80,9 @@ class Api:
     def app(self) -> Starlette:
         return Starlette(routes=[
             Route("/v1/status", _guarded(self._status)), Route("/v1/events", _guarded(self._events)), Route("/v1/logs", _guarded(self._logs)),
-            *(Route(f"/v1/{kind}", _guarded(self._wish), methods=["POST"]) for kind in ("launch", "stop", "resume", "open")),
+            *(Route(f"/v1/{kind}", _guarded(self._wish), methods=["POST"]) for kind in WISHES),
+            Route("/v1/shutdown", _guarded(self._shutdown), methods=["POST"]),
+            Route("/v1/takeover", _guarded(self._takeover), methods=["POST"]),
             Route("/v1/report", _guarded(self._report), methods=["POST"]),
         ])
 
@@ -160,6 +166,14 @@ class Api:
         if reply.error is not None:
             raise _Refused(reply.error, reply.exit_code)
         return reply.body
+
+    def _shutdown(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
+        self._loop.stop()
+        return {"pid": self._daemon.pid}
+
+    def _takeover(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
+        self._seen()
+        return take_over(self._loop, self._daemon.paths, body)
 
     def _report(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
         campaign = find_campaign(self._seen().fleet, str(body.get("campaign") or ""))

@@ -47,6 +47,8 @@ from policies.errors import EXIT_BUG, EXIT_OK, ExplainedError, JournalDamaged, f
 
 ENV_READY = "FLEETD_READY_FD"
 START_SECONDS_MAX = 30.0
+STOP_SECONDS_MAX = 30.0
+LOCK_PATIENCE_SECONDS = 0.3
 ANSWER_SECONDS_MAX = 5.0
 ID_BYTES = 8
 READY_BYTES_MAX = 65536
@@ -94,12 +96,58 @@ def ensure_running(state_root: Path) -> tuple[int, bool]:
     raise from_json(told)
 
 
+def stop_running(state_root: Path) -> int | None:
+    """End the coordinator of `state_root` and return once its lock is free: its pid, None when none was running. Runs go on.
+
+    It is asked through its own socket: no signal is sent by a number that stands in a file."""
+    paths = StatePaths(state_root)
+    pid = answering_pid(paths)
+    if pid is None and not _is_held(paths):
+        return None
+    if pid is None or _ask_socket(paths, "POST", "/v1/shutdown") is None:
+        held_by = paths.lock.read_text(encoding="ascii", errors="replace").strip() or "unknown"
+        what = f"pid {held_by} holds {paths.lock}, and does not answer on its socket"
+        fix = f"look at the end of {paths.log}; to end it all the same: kill {held_by}"
+        raise ExplainedError("the coordinator can't be asked to stop", where=str(paths.root), what=what, fix=fix)
+    deadline = time.monotonic() + STOP_SECONDS_MAX
+    while _is_held(paths):
+        if time.monotonic() > deadline:
+            what, fix = f"pid {pid} still holds {paths.lock} after {STOP_SECONDS_MAX:.0f} s", f"look at the end of {paths.log}, then try again"
+            raise ExplainedError("the coordinator has not ended yet", where=str(paths.root), what=what, fix=fix)
+        time.sleep(0.05)
+    return pid
+
+
+def _is_held(paths: StatePaths) -> bool:
+    """Whether a coordinator lives here: it holds the lock as long as it does."""
+    try:
+        descriptor = os.open(paths.lock, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+
+
 class AlreadyRunning(ExplainedError):
     """Another coordinator holds the state directory."""
 
 
 def answering_pid(paths: StatePaths) -> int | None:
     """The pid of the coordinator that answers on the socket now, None when nobody does."""
+    answer = _ask_socket(paths, "GET", "/v1/status")
+    try:
+        return int(answer["coordinator"]["pid"]) if answer is not None else None
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _ask_socket(paths: StatePaths, method: str, path: str) -> dict[str, Any] | None:
+    """The answer of whoever listens on the socket now; None when nobody does, or not in time."""
     if not paths.socket.exists():
         return None
     folder = os.open(paths.root, os.O_PATH | os.O_DIRECTORY)
@@ -110,9 +158,10 @@ def answering_pid(paths: StatePaths) -> int | None:
             connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             connection.sock.settimeout(ANSWER_SECONDS_MAX)
             connection.sock.connect(address)
-            connection.request("GET", "/v1/status")
-            return int(json.loads(connection.getresponse().read())["coordinator"]["pid"])
-    except (http.client.HTTPException, OSError, ValueError, KeyError, TypeError):
+            connection.request(method, path)
+            answer = json.loads(connection.getresponse().read())
+            return answer if isinstance(answer, dict) else None
+    except (http.client.HTTPException, OSError, ValueError):
         return None
     finally:
         os.close(folder)
@@ -202,18 +251,31 @@ def _only_one(paths: StatePaths) -> Iterator[None]:
         raise ExplainedError("the state directory can't be used", where=str(paths.lock), what=str(fault), fix=fix) from fault
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_patiently(descriptor)
         except BlockingIOError as fault:
             pid = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
             raise AlreadyRunning(
                 "a coordinator is running here already", where=str(paths.root), what=f"pid {pid} holds {paths.lock}",
-                fix=f"use it (fleetd status), or end it first: kill {pid}",
+                fix="use it (fleetd status), or end it first: fleetd daemon stop",
             ) from fault
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock_patiently(descriptor: int) -> None:
+    """An exclusive flock; BlockingIOError when another coordinator has it. Whoever only looks whether it is held has it for an instant."""
+    give_up_at = time.monotonic() + LOCK_PATIENCE_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= give_up_at:
+                raise
+            time.sleep(0.01)
 
 
 def _next_generation(paths: StatePaths, journal: Journal) -> Owner:

@@ -39,7 +39,7 @@ def advance_campaigns(pen: Pen) -> None:
         stage = pen.campaign(campaign_id).stage
         if stage is CampaignStage.PREFLIGHT or (stage in TRAINS and not is_registered(pen.campaign(campaign_id))):
             pen.start(Job(key=f"preflight:{campaign_id}", kind="preflight", campaign_id=campaign_id))
-        if stage in (CampaignStage.STAGING, *TRAINS):
+        if stage in (CampaignStage.STAGING, *TRAINS) or (stage in AFTER_FREEZE and _goes_on_elsewhere(pen, campaign_id)):
             _stage_data(pen, campaign_id)
         if stage in (*TRAINS, CampaignStage.STOPPED, CampaignStage.SELECTING):
             ask_for_copies(pen, campaign_id)
@@ -56,7 +56,8 @@ def advance_campaigns(pen: Pen) -> None:
 
 
 def training_runs(pen: Pen, campaign: Campaign) -> list[Run]:
-    return [run for run in (pen.run(run_id) for run_id in campaign.runs) if run.kind is RunKind.TRAIN]
+    """The trainings, each line of work once: where a fence cut one off, the run that goes on with it stands for both."""
+    return [run for run in (pen.run(run_id) for run_id in campaign.runs) if run.kind is RunKind.TRAIN and run.successor is None]
 
 
 def tolerance_seconds(campaign: Campaign) -> float:
@@ -68,12 +69,20 @@ def _stage_data(pen: Pen, campaign_id: str) -> None:
     if not is_registered(campaign):
         return  # it was stopped before its preflight was done, and resumed
     used = {candidate.host for candidate in campaign.plan.candidates}
+    if _goes_on_elsewhere(pen, campaign_id):
+        used.add("any")  # the host that the plan named for it is gone
     for host in campaign.plan.hosts:
         if (host.name in used or "any" in used) and f"{host.name}:campaign" not in campaign.staged and _answers(pen, host.name):
             pen.start(Job(key=f"stage:{campaign_id}:{host.name}", kind="stage", campaign_id=campaign_id, host=host.name, body={"what": "campaign"}))
     if campaign.stage is CampaignStage.STAGING and campaign.staged:
         because = f"release and data lie on {campaign.staged[0].split(':')[0]}"
         pen.move_campaign(campaign_id, training_stage(pen.fleet, campaign), because)
+
+
+def _goes_on_elsewhere(pen: Pen, campaign_id: str) -> bool:
+    """Whether work that a fence cut off waits for a place."""
+    runs = [pen.run(run_id) for run_id in pen.campaign(campaign_id).runs]
+    return any(run.continues is not None and run.state is RunState.QUEUED for run in runs)
 
 
 def _answers(pen: Pen, host: str) -> bool:
@@ -178,9 +187,11 @@ def _evaluate(pen: Pen, campaign_id: str) -> None:
 
 def _judge(pen: Pen, campaign: Campaign, split: Split) -> None:
     campaign_id = campaign.campaign_id
-    run_id = f"{campaign_id}-{EVALUATE_PREFIX}{split}"
-    if run_id not in pen.fleet.runs:
-        body = {"candidate": f"{EVALUATE_PREFIX}{split}", "kind": RunKind.EVALUATE.value}
+    name = f"{EVALUATE_PREFIX}{split}"
+    looks = [pen.run(each) for each in campaign.runs if pen.run(each).candidate == name and pen.run(each).successor is None]
+    run_id = looks[-1].run_id if looks else f"{campaign_id}-{name}"
+    if not looks:
+        body = {"candidate": name, "kind": RunKind.EVALUATE.value}
         pen.write("run_added", body, campaign=campaign_id, run=run_id, because=f"{split} is judged next")
     run = pen.run(run_id)
     if run.state in (RunState.QUEUED, RunState.STOPPED) and pen.now >= campaign.final_at:

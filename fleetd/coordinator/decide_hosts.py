@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from fleetd.campaign import HostPlan
+from fleetd.coordinator.decide_fence import judge_returned
 from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import Poll, Sight
 from fleetd.coordinator.specs import wish
@@ -47,10 +48,11 @@ _NOTICE_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
 def needed_hosts(fleet: Fleet) -> dict[str, HostPlan]:
     """The hosts that need a session: those of campaigns under way and of runs not yet settled, the newest plan's word for each."""
     needed: dict[str, HostPlan] = {}
+    fenced = {name for name, host in fleet.hosts.items() if host.fenced is not None}  # what is left behind there has to be ended
     for campaign in fleet.campaigns.values():
         live = {fleet.runs[run_id].host for run_id in campaign.runs if fleet.runs[run_id].state not in SETTLED}
         going = campaign.stage not in OVER
-        needed.update({host.name: host for host in campaign.plan.hosts if going or host.name in live})
+        needed.update({host.name: host for host in campaign.plan.hosts if going or host.name in live | fenced})
     return needed
 
 
@@ -91,6 +93,7 @@ def read_polls(pen: Pen) -> None:
             complete = all(_take_notice(pen, run.run_id, notice) for notice in report.notices)
             if complete:
                 _reconcile(pen, run.run_id, report, is_torn=is_torn)
+        judge_returned(pen, poll)
 
 
 def _was_placed(pen: Pen, run: Run, host: str, report: RunReport) -> bool:
@@ -181,9 +184,10 @@ def _is_well_formed(notice: Notice) -> bool:
 
 
 def _moves(run: Run, notice: Notice) -> bool:
-    """Whether the notice changes what is known. A run that waits to be placed again has left that part of its story behind."""
+    """Whether the notice changes what is known. A run that waits to be placed again has left that part of its story behind; one that was
+    itself left behind is not followed any more."""
     to = RunState(notice.body["to"])
-    return run.state not in (RunState.QUEUED, RunState.STAGING) and to in RUN_TRANSITIONS[run.state]
+    return not run.left_behind and run.state not in (RunState.QUEUED, RunState.STAGING) and to in RUN_TRANSITIONS[run.state]
 
 
 def _reason(word: Any) -> Reason | None:
@@ -211,7 +215,7 @@ def _reconcile(pen: Pen, run_id: str, report: RunReport, *, is_torn: bool) -> No
     if look is not None and is_fresh:
         _wake(pen, run_id, report, look)
     run = pen.run(run_id)
-    if run.state not in ACTIVE:
+    if run.state not in ACTIVE or run.left_behind:
         return
     if look is None:
         if run.state is RunState.LOST and run.notices_seen == 0:
@@ -232,7 +236,7 @@ def _wake(pen: Pen, run_id: str, report: RunReport, look: Observation) -> None:
     may_go_on = stage in (_RESUMABLE if run.kind is RunKind.TRAIN else AFTER_FREEZE)
     goes_on = report.supervisor == "alive" and look.state in _GOING
     has_failed_since = run.state is RunState.HELD and look.state is RunState.FAILED
-    if run.state in (RunState.STOPPED, RunState.HELD) and (goes_on or has_failed_since) and may_go_on:
+    if not run.left_behind and run.state in (RunState.STOPPED, RunState.HELD) and (goes_on or has_failed_since) and may_go_on:
         pen.move_run(run_id, RunState.STARTING, f"{run.host} sees it go on: history had lost its resume", actor=f"host:{run.host}")
         if stage is CampaignStage.STOPPED:
             to = training_stage(pen.fleet, pen.campaign(run.campaign_id))

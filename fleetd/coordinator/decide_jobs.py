@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fleetd.coordinator.decide_fence import newest_copy
 from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import JobDone
 from fleetd.coordinator.targets import AFTER_FREEZE, OVER, is_registered
+from fleetd.wire import encode
 from policies.facts import CampaignStage, Reason, RunState, format_moment
 from policies.lifecycle import SETTLED
 
@@ -52,6 +54,9 @@ def _failed(pen: Pen, done: JobDone) -> None:
             body = {"what": job.kind, "step": job.body["step"], "digest": job.body["digest"]}
             pen.write("replication_failed", body, run=job.run_id, host=job.host, because=text)
         return
+    if job.kind == "stage_seed" and done.error["error"] in GIVES_UP:
+        _refuse_seed(pen, done, text)
+        return
     if tries == 1:
         pen.write("job_failed", {"job": job.key, **done.error}, campaign=job.campaign_id, run=job.run_id, host=job.host, because=text)
     campaign = pen.campaign(job.campaign_id)
@@ -60,6 +65,17 @@ def _failed(pen: Pen, done: JobDone) -> None:
         return
     if done.is_final and job.kind not in COPIES | HARMLESS:
         fail_campaign(pen, job.campaign_id, f"{text}; {done.error['where']}; {done.error['fix']}")
+
+
+def _refuse_seed(pen: Pen, done: JobDone, because: str) -> None:
+    """A copy that doesn't verify is no beginning: the next older one is, or the beginning itself."""
+    assert done.job.run_id is not None
+    run = pen.run(done.job.run_id)
+    if run.continues is None or run.continues.digest != done.job.body["digest"] or run.spec is not None:
+        return
+    older = newest_copy(pen.run(run.continues.run_id), below_step=run.continues.step)
+    where = "its beginning" if older.step is None else f"step {older.step}"
+    pen.write("seed_refused", {"continues": encode(older)}, run=run.run_id, host=done.job.host, because=f"{because}; it goes on from {where}")
 
 
 def _preflight(pen: Pen, done: JobDone) -> None:
@@ -141,6 +157,7 @@ def _reported(pen: Pen, done: JobDone) -> None:
 
 
 _DONE: dict[str, Callable[[Pen, JobDone], None]] = {
-    "preflight": _preflight, "stage": _staged, "stage_evaluation": _evaluation_staged, "predictions": _predictions, "collect": _predictions,
+    "preflight": _preflight, "stage": _staged, "stage_seed": _staged, "stage_evaluation": _evaluation_staged,
+    "predictions": _predictions, "collect": _predictions,
     "checkpoint": _checkpoint, "prune": _pruned, "select": _selected, "freeze": _frozen, "judge": _judged, "report": _reported,
 }

@@ -20,6 +20,8 @@ NEEDS_YOU = frozenset({RunState.HELD, RunState.STUCK, RunState.FAILED})
 def write_messages(pen: Pen) -> None:
     for event in pen.events:
         word = _word(event)
+        if event.run_id in pen.fleet.runs and pen.run(str(event.run_id)).left_behind:
+            continue  # whoever fenced its host knows
         if word is None or event.campaign_id is None:
             continue
         campaign = pen.campaign(event.campaign_id)

@@ -21,7 +21,7 @@ from policies.lifecycle import ACTIVE
 
 def judge_pilots(pen: Pen, campaign_id: str) -> None:
     campaign = pen.campaign(campaign_id)
-    runs = [run for run in (pen.run(run_id) for run_id in campaign.runs) if has_pilot(campaign, run)]
+    runs = [run for run in (pen.run(run_id) for run_id in campaign.runs) if has_pilot(campaign, run) and run.successor is None]
     failed = next((run for run in runs if run.state is RunState.FAILED and not has_passed(run)), None)
     if failed is not None:
         because = f"the pilot of {failed.candidate} failed: {failed.detail or failed.reason}"

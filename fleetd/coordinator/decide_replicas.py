@@ -6,6 +6,8 @@ selection rule, which may be an earlier one than the lowest.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import Job
 from fleetd.coordinator.targets import TRAINS
@@ -19,7 +21,7 @@ def ask_for_copies(pen: Pen, campaign_id: str) -> None:
     campaign = pen.campaign(campaign_id)
     for run_id in campaign.runs:
         run = pen.run(run_id)
-        if run.host is not None and run.spec is not None and run.spec.contract and _answers(pen, run.host):
+        if run.host is not None and run.spec is not None and run.spec.contract and not run.left_behind and _answers(pen, run.host):
             for job in _missing(run, campaign):
                 pen.start(job)
     _ask_to_prune(pen, campaign)
@@ -27,17 +29,27 @@ def ask_for_copies(pen: Pen, campaign_id: str) -> None:
 
 def _ask_to_prune(pen: Pen, campaign: Campaign) -> None:
     """Drop copies that are neither wanted nor chosen, once what is wanted lies here."""
-    runs = [pen.run(run_id) for run_id in campaign.runs]
-    keep = {saved.digest for run in runs for saved in wanted_checkpoints(run, campaign.plan.selection.minimum_improvement, _chosen(campaign))}
+    runs = [as_copied(pen.run(run_id)) for run_id in campaign.runs]
+    begun = {run.continues.digest for run in runs if run.continues is not None and run.continues.digest is not None}
+    keep = begun | {saved.digest for run in runs for saved in wanted_checkpoints(run, campaign.plan.selection.minimum_improvement, _chosen(campaign))}
     held = {copy.digest for run in runs for copy in run.checkpoints}
     if campaign.stage in TRAINS | {CampaignStage.STOPPED} and held - keep and keep <= held:
         pen.start(Job(key=f"prune:{campaign.campaign_id}", kind="prune", campaign_id=campaign.campaign_id, body={"keep": sorted(keep)}))
 
 
+def as_copied(run: Run) -> Run:
+    """A run that was left behind counts for what was copied of it: nothing more of it comes."""
+    if not run.left_behind:
+        return run
+    copied, rows = {copy.digest for copy in run.checkpoints}, {copy.digest for copy in run.predictions}
+    saved, validated = (each for each in run.saved if each.digest in copied), (each for each in run.validated if each.sha256 in rows)
+    return replace(run, saved=tuple(saved), validated=tuple(validated))
+
+
 def has_every_copy(pen: Pen, run: Run) -> bool:
     """Whether nothing more of this run is to be copied, or nothing can be: its host is silent."""
     campaign = pen.campaign(run.campaign_id)
-    if run.host is None or run.spec is None or not run.spec.contract or run.kind is not RunKind.TRAIN:
+    if run.host is None or run.spec is None or not run.spec.contract or run.kind is not RunKind.TRAIN or run.left_behind:
         return True
     if not _answers(pen, run.host):
         return True

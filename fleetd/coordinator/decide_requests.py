@@ -1,9 +1,11 @@
-"""What people ask for: launch, stop, resume, open. Each request is granted as events or refused in three lines."""
+"""What people ask for: launch, stop, resume, open; hosts are in decide_operator. Each request is granted as events or refused in three lines."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from fleetd.coordinator import decide_operator
+from fleetd.coordinator.decide_fence import add_successor, newest_copy
 from fleetd.coordinator.decide_launch import launch
 from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import Request
@@ -11,7 +13,7 @@ from fleetd.coordinator.specs import role, wish
 from fleetd.coordinator.strangers import strangers
 from fleetd.coordinator.targets import AFTER_FREEZE, find_campaign, find_runs, training_stage
 from fleetd.fleet import Run
-from fleetd.model import WantOrder
+from fleetd.model import Continuation, WantOrder
 from fleetd.wire import encode
 from policies.errors import ExplainedError, FreezeRefused, NotFound, RequestRefused
 from policies.facts import RESERVED_SPLITS, CampaignStage, Reason, RunKind, RunState, Split, StopMode, Want, format_moment
@@ -19,7 +21,10 @@ from policies.lifecycle import FINAL, SETTLED
 
 
 def read_requests(pen: Pen) -> None:
-    kinds: dict[str, Callable[[Pen, Request], None]] = {"launch": launch, "stop": _stop, "resume": _resume, "open": _open}
+    kinds: dict[str, Callable[[Pen, Request], None]] = {
+        "launch": launch, "stop": _stop, "resume": _resume, "open": _open, "drain": decide_operator.drain, "undrain": decide_operator.undrain,
+        "fence": decide_operator.fence, "clear": decide_operator.clear, "takeover": decide_operator.takeover, "took_over": decide_operator.took_over,
+    }
     for request in pen.sight.requests:
         try:
             kinds[request.kind](pen, request)
@@ -72,6 +77,8 @@ def _resume(pen: Pen, request: Request) -> None:
     target, actor = str(request.body.get("target") or ""), str(request.body.get("actor") or "user")
     runs = [pen.run(run_id) for run_id in find_runs(pen.fleet, target)]
     resting = [run for run in runs if run.state in (RunState.STOPPED, RunState.HELD)]
+    if target == "all":
+        resting = [run for run in resting if _is_resumable(pen, run)]
     if not resting:
         going = [run.candidate for run in runs if run.state not in FINAL]
         what = f"still under way: {', '.join(going)}" if going else "its runs are finished or failed, and that is final"
@@ -79,7 +86,10 @@ def _resume(pen: Pen, request: Request) -> None:
         raise RequestRefused("nothing to resume", where=target, what=what, fix=fix)
     for run in resting:
         _check_resumable(pen, run)
+    resumed = [run.run_id if not run.left_behind else _go_on_elsewhere(pen, run, actor) for run in resting]
     for run in resting:
+        if run.left_behind:
+            continue
         if run.spec is not None:
             _want(pen, run, Want.RUN, StopMode.GRACEFUL, actor)
         to = RunState.STARTING if run.state is RunState.HELD else RunState.QUEUED
@@ -87,7 +97,23 @@ def _resume(pen: Pen, request: Request) -> None:
     for campaign_id in dict.fromkeys(run.campaign_id for run in resting):
         if pen.campaign(campaign_id).stage is CampaignStage.STOPPED:
             pen.move_campaign(campaign_id, training_stage(pen.fleet, pen.campaign(campaign_id)), f"{actor} resumed it", actor=actor)
-    pen.answer(request, {"runs": [run.run_id for run in resting]})
+    pen.answer(request, {"runs": resumed})
+
+
+def _go_on_elsewhere(pen: Pen, run: Run, actor: str) -> str:
+    """A run whose host was fenced while it was at rest: that one stays there for good, its work goes on in a new run."""
+    pen.move_run(run.run_id, RunState.QUEUED, "resumed", actor=actor)
+    pen.move_run(run.run_id, RunState.FAILED, f"{run.host} was fenced; its work goes on in a new run", reason=Reason.SUPERSEDED, actor=actor)
+    begins = newest_copy(run) if run.kind is RunKind.TRAIN else Continuation(run_id=run.run_id)
+    return add_successor(pen, run, begins, actor)
+
+
+def _is_resumable(pen: Pen, run: Run) -> bool:
+    try:
+        _check_resumable(pen, run)
+    except ExplainedError:
+        return False
+    return True
 
 
 def _check_resumable(pen: Pen, run: Run) -> None:

@@ -17,7 +17,7 @@ from fleetd.coordinator.specs import asked_bytes, asking, build_spec, build_task
 from fleetd.coordinator.strangers import memory_bytes, strangers, strangers_on
 from fleetd.coordinator.targets import is_time
 from fleetd.fleet import Campaign, Fleet, Run
-from fleetd.model import CutoffOrder, HostFacts
+from fleetd.model import Continuation, CutoffOrder, HostFacts
 from fleetd.wire import encode
 from policies.facts import CapGrade, RunKind, RunState, StopMode
 from policies.lifecycle import ACTIVE
@@ -84,8 +84,8 @@ def _options(campaign: Campaign, run: Run) -> list[HostPlan]:
     """Where a run may go: where it has been already, else where the plan says. An evaluation follows the selected run's data."""
     if run.host is not None:
         return [host_plan(campaign, run.host)]
-    if run.kind is RunKind.EVALUATE:
-        return list(campaign.plan.hosts)
+    if run.kind is RunKind.EVALUATE or run.continues is not None:
+        return list(campaign.plan.hosts)  # work that a fence cut off goes on wherever the plan has a host: the one that it named is gone
     wanted = candidate_of(campaign, run).host
     return [host for host in campaign.plan.hosts if wanted in ("any", host.name)]
 
@@ -94,10 +94,12 @@ def _held_up(pen: Pen, campaign: Campaign, run: Run, host: HostPlan) -> str | No
     """What a run waits for on this host, other than memory. Asks for the data of an evaluation on the way."""
     known = pen.fleet.hosts.get(host.name)
     sight = pen.sight.hosts.get(host.name)
+    if known is not None and known.fenced is not None:
+        return f"host {host.name}: it is fenced"
     if known is None or not known.reachable or sight is None or sight.facts is None:
         return f"host {host.name}: it does not answer"
-    if known.drained:
-        return f"host {host.name}: it is drained"
+    if known.drained is not None:
+        return f"host {host.name}: it is drained (fleetd undrain {host.name})"
     lacking = lacks_enforcement(sight.facts, asking(campaign, run).memory_demand)
     if lacking is not None:
         return f"host {host.name}: {lacking}"
@@ -105,11 +107,13 @@ def _held_up(pen: Pen, campaign: Campaign, run: Run, host: HostPlan) -> str | No
         return f"host {host.name}: it has not told yet which runs it has"
     if any(report.run_id == run.run_id for report in sight.reports) and run.host is None:
         return f"host {host.name}: it has this run already, which history had lost"
-    stuck = [other.candidate for other in pen.fleet.runs.values() if other.host == host.name and other.state is RunState.STUCK]
+    stuck = [other.candidate for other in pen.fleet.runs.values() if other.host == host.name and other.state is RunState.STUCK and not other.cleared]
     if stuck:
-        return f"host {host.name}: {stuck[0]} is stuck there"
+        return f"host {host.name}: {stuck[0]} is stuck there (fleetd clear {host.name}, once you have looked)"
     if f"{host.name}:campaign" not in campaign.staged:
         return f"data on {host.name}"
+    if run.continues is not None and run.continues.digest is not None and seed_name(run.continues) not in _staged_on(campaign, host.name):
+        return _ask_for_seed(pen, run, run.continues, host.name)
     if run.kind is not RunKind.EVALUATE or f"{host.name}:{run.candidate}" in campaign.staged:
         return None
     split = split_of(run).value
@@ -118,6 +122,22 @@ def _held_up(pen: Pen, campaign: Campaign, run: Run, host: HostPlan) -> str | No
     key = f"stage:{run.run_id}:{host.name}"
     pen.start(Job(key=key, kind="stage_evaluation", campaign_id=campaign.campaign_id, run_id=run.run_id, host=host.name, body=body))
     return f"data on {host.name}"
+
+
+def seed_name(begins: Continuation) -> str:
+    """What history calls a checkpoint that lies ready on a host for a run to begin with."""
+    return f"checkpoint:{begins.digest}"
+
+
+def _staged_on(campaign: Campaign, host: str) -> frozenset[str]:
+    return frozenset(each.partition(":")[2] for each in campaign.staged if each.startswith(f"{host}:"))
+
+
+def _ask_for_seed(pen: Pen, run: Run, begins: Continuation, host: str) -> str:
+    body = {"what": seed_name(begins), "step": begins.step, "digest": begins.digest}
+    key = f"seed:{run.run_id}:{host}:{str(begins.digest)[:12]}"
+    pen.start(Job(key=key, kind="stage_seed", campaign_id=run.campaign_id, run_id=run.run_id, host=host, body=body))
+    return f"the checkpoint of step {begins.step} on {host}"
 
 
 def lacks_enforcement(facts: HostFacts, demand: CapGrade) -> str | None:
@@ -164,7 +184,7 @@ def _start(pen: Pen, run: Run, host: HostPlan, text: str) -> None:
 def send_orders(pen: Pen) -> None:
     for run in pen.fleet.runs.values():
         host = pen.fleet.hosts.get(run.host) if run.host else None
-        if run.spec is not None and run.state in ACTIVE and host is not None and host.reachable:
+        if run.spec is not None and run.state in ACTIVE and not run.left_behind and host is not None and host.reachable:
             _send_for(pen, run)
 
 

@@ -17,7 +17,7 @@ from fleetd.coordinator.specs import candidate_of, wish
 from fleetd.coordinator.strangers import Stranger, strangers_on
 from fleetd.coordinator.targets import is_over
 from fleetd.coordinator.verdict import judge
-from fleetd.fleet import Campaign, Fleet, Host, Run
+from fleetd.fleet import Campaign, Fleet, Host, Mark, Run
 from fleetd.model import Observation
 from fleetd.paths import CampaignPaths, StatePaths
 from fleetd.wire import encode
@@ -100,7 +100,8 @@ def _run(fleet: Fleet, sight: Sight, run: Run, now: datetime) -> dict[str, Any]:
         "loss": measured.field("loss"), "memory": _memory(run, look, measured), "checkpoint": _copy(run, now),
         "checkpoint_on_host": _checkpoint_on_host(look, now), "best": _best(look, now), **_times(campaign, run, look, now),
         "next_attempt_at": _moment(look.next_attempt_at) if look else None, "alarms": list(look.alarms) if look else [],
-        "selectable": _selectable(campaign, run),
+        "selectable": _selectable(campaign, run), "continues": encode(run.continues) if run.continues is not None else None,
+        "successor": run.successor, "cleared": _mark(run.cleared),
     }
 
 
@@ -185,7 +186,9 @@ def _selectable(campaign: Campaign, run: Run) -> bool | str:
     if rows and not any(row["eligible"] for row in rows):
         return str(rows[0]["because"])
     refused = [fault for fault in run.faults if fault["what"] == "predictions"]
-    if not run.predictions:
+    if run.successor is not None:
+        return f"its work goes on in {run.successor}"
+    if not run.predictions and (run.continues is None or run.continues.step is None):
         return str(refused[-1]["because"]) if refused else "no validation predictions yet"
     return True
 
@@ -207,6 +210,8 @@ def _host(fleet: Fleet, sight: Sight, name: str, known: Host | None, seen: HostS
         "memory_available_bytes": _aged(seen.memory_available_bytes if seen else None, measured_at, now),
         "disk_free_bytes": _aged(seen.disk_free_bytes if seen else None, measured_at, now),
         "committed_bytes": sum(amount for _, amount in committed(fleet, sight, name)), "capacity_bytes": capacity,
+        "drained": _mark(known.drained) if known is not None else None, "fenced": _mark(known.fenced) if known is not None else None,
+        "left_behind": list(known.superseded) if known is not None else [],
         "unknown_runs": [_unknown_run(each) for each in strangers_on(fleet, name, seen)],
     }
 
@@ -226,6 +231,10 @@ def _host_words(known: Host | None, seen: HostSight | None) -> str:
     if seen.trouble:
         return f"{seen.trouble['title']}: {seen.trouble['what']}"
     return known.detail if known is not None else "has not answered yet"
+
+
+def _mark(mark: Mark | None) -> dict[str, Any] | None:
+    return {"since": format_moment(mark.at), "by": mark.actor, "because": mark.because} if mark is not None else None
 
 
 def _moment(moment: datetime | None) -> str | None:

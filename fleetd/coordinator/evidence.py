@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fleetd.coordinator.couriers import Courier
 from fleetd.coordinator.predictions import Distrusted, Scored, Unfit, score_file, short
@@ -56,7 +56,34 @@ def gather_evidence(
     paths: CampaignPaths, runs: tuple[Run, ...], couriers: Mapping[str, Courier], registered: RegisteredSet | None,
 ) -> tuple[RunEvidence, ...]:
     """The evidence of every training run. `couriers` by host name; a host without one counts as silent."""
-    return tuple(_of_run(paths, run, couriers.get(run.host or ""), registered) for run in runs)
+    found = {run.run_id: _of_run(paths, run, couriers.get(run.host or ""), registered) for run in runs}
+    for run in runs:  # in the order in which they were added: whoever is continued comes before who continues
+        if run.continues is not None and run.continues.run_id in found:
+            found[run.run_id] = _continued(run, found[run.run_id], found[run.continues.run_id])
+    return tuple(_left_off(found[run.run_id], run) for run in runs)
+
+
+def _continued(run: Run, later: RunEvidence, earlier: RunEvidence) -> RunEvidence:
+    """One line of work over two runs: what the first had validated up to the copy that the second began with, then the second's own."""
+    begins = run.continues
+    if begins is None or begins.step is None:
+        return later
+    own = {each.step: each for each in later.candidate.checkpoints}
+    before = {each.step: each for each in earlier.candidate.checkpoints if each.step <= begins.step}
+    repeated = {step for step, each in own.items() if each.refused is None or step not in before}
+    checkpoints = tuple((own if step in repeated else before)[step] for step in sorted({*own, *before}))
+    inherited = tuple(file for file in earlier.files if file.step in before and file.step not in repeated)
+    kept = tuple(file for file in later.files if file.step in repeated)
+    refused = (later.candidate.refused if run.spec is not None else None) or earlier.candidate.refused
+    return replace(later, candidate=replace(later.candidate, checkpoints=checkpoints, refused=refused), files=(*inherited, *kept))
+
+
+def _left_off(evidence: RunEvidence, run: Run) -> RunEvidence:
+    """A run whose work goes on in another one takes part there, and not a second time by itself."""
+    if run.successor is None or evidence.candidate.refused is not None:
+        return evidence
+    refused = f"its host was fenced; what was copied of it takes part in {run.successor}"
+    return replace(evidence, candidate=replace(evidence.candidate, refused=refused), files=())
 
 
 def _of_run(paths: CampaignPaths, run: Run, courier: Courier | None, registered: RegisteredSet | None) -> RunEvidence:

@@ -16,25 +16,26 @@ from typing import Any
 from fleetd import logs
 from fleetd.campaign import Plan
 from fleetd.coordinator.corpora import read_corpus
-from fleetd.coordinator.couriers import Courier
+from fleetd.coordinator.couriers import Courier, TreeKind
 from fleetd.coordinator.evaluation import collect_evaluation, judge, prepare_evaluation
 from fleetd.coordinator.ledger import Act
 from fleetd.coordinator.pipeline import freeze_campaign, select_campaign
 from fleetd.coordinator.preflight import preflight, refusal
 from fleetd.coordinator.registration import register_campaign
 from fleetd.coordinator.releases import Releases, code_digest
-from fleetd.coordinator.replication import prune_checkpoints, replicate_checkpoint, replicate_logs, replicate_predictions
+from fleetd.coordinator.replication import prune_checkpoints, replicate_checkpoint, replicate_logs, replicate_predictions, stored_checkpoint_fault
 from fleetd.coordinator.sessions import Session
 from fleetd.coordinator.shards import read_shard_set
 from fleetd.coordinator.sight import Job
 from fleetd.coordinator.specs import RELEASE, release_key
 from fleetd.coordinator.staging import stage_data
 from fleetd.coordinator.targets import OVER
+from fleetd.coordinator.trees import read_manifest
 from fleetd.coordinator.vault import read_frozen
 from fleetd.files import write_record, write_text
 from fleetd.fleet import Campaign, Fleet
 from fleetd.paths import CampaignPaths, StatePaths
-from policies.errors import ExplainedError, FreezeRefused, HostUnreachable
+from policies.errors import CheckpointDamaged, ExplainedError, FreezeRefused, HostUnreachable
 from policies.facts import RESERVED_SPLITS, Split
 from policies.freeze import FrozenSelection, frozen_digest
 
@@ -157,6 +158,18 @@ def _releases_needed(fleet: Fleet) -> frozenset[str]:
     return frozenset(digest for campaign in going for key, digest in campaign.digests.items() if key.startswith(RELEASE))
 
 
+def _stage_seed(place: Workplace) -> dict[str, Any]:
+    """Bring a verified copy to the host on which another run goes on from it."""
+    digest = str(place.job.body["digest"])
+    folder = place.paths.store_checkpoints / digest
+    fault = stored_checkpoint_fault(place.paths, digest)
+    if fault is not None:
+        fix = "keep it for inspection; an older copy takes its place"
+        raise CheckpointDamaged("the copy of a checkpoint does not verify", where=str(folder), what=fault, fix=fix)
+    place.courier.put_tree(TreeKind.MODELS, digest, folder, read_manifest(folder))
+    return {"digests": {}}
+
+
 def _stage_evaluation(place: Workplace) -> dict[str, Any]:
     plan, body = place.campaign.plan, place.job.body
     because = body["because"] if body["actor"] != "coordinator" else ""
@@ -211,6 +224,7 @@ def _judge(place: Workplace) -> dict[str, Any]:
 
 
 _KINDS: dict[str, Callable[[Workplace], dict[str, Any]]] = {
-    "preflight": _preflight, "stage": _stage, "stage_evaluation": _stage_evaluation, "predictions": _predictions, "checkpoint": _checkpoint,
+    "preflight": _preflight, "stage": _stage, "stage_seed": _stage_seed, "stage_evaluation": _stage_evaluation,
+    "predictions": _predictions, "checkpoint": _checkpoint,
     "prune": _prune, "select": _select, "freeze": _freeze, "collect": _collect, "judge": _judge,
 }

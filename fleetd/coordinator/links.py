@@ -32,11 +32,16 @@ ORDERS_QUEUED_MAX = 128
 
 
 class HostLink:
-    """The host's thread. `after` gives the notices that history holds, by run."""
+    """The host's thread. `after` gives the notices that history holds, by run; `left_behind` the runs whose remains the host has to end
+    before it is asked for anything else."""
 
-    def __init__(self, plan: HostPlan, session: Session, inbox: Inbox, after: Callable[[str], dict[str, int]]) -> None:
+    def __init__(
+        self, plan: HostPlan, session: Session, inbox: Inbox, after: Callable[[str], dict[str, int]],
+        left_behind: Callable[[str], tuple[str, ...]] = lambda host: (),
+    ) -> None:
         self.plan, self.session = plan, session
-        self._inbox, self._after = inbox, after
+        self._inbox, self._after, self._left_behind = inbox, after, left_behind
+        self._left_said: tuple[str, ...] = ()
         self._orders: queue.Queue[Order] = queue.Queue(ORDERS_QUEUED_MAX)
         self._closing = threading.Event()
         self._hello_said, self._facts_due = False, 0.0
@@ -78,9 +83,10 @@ class HostLink:
         self.session.close()
 
     def _round(self) -> None:
-        if not self._hello_said:
-            self._take_facts(self.session.call("hello", {"protocol": PROTOCOL}, CALL_SECONDS_MAX))
-            self._hello_said = True
+        left_behind = self._left_behind(self.plan.name)
+        if not self._hello_said or left_behind != self._left_said:
+            self._take_facts(self.session.call("hello", {"protocol": PROTOCOL, "left_behind": list(left_behind)}, CALL_SECONDS_MAX))
+            self._hello_said, self._left_said = True, left_behind
         elif time.monotonic() >= self._facts_due:
             self._take_facts(self.session.call("facts", {}, CALL_SECONDS_MAX))
         self._carry_orders()

@@ -73,6 +73,7 @@ class Loop:
         self._make_session, self._run_job = make_session, run_job
         self._links: dict[str, HostLink] = {}
         self._after: dict[str, dict[str, int]] = {}
+        self._left_behind: dict[str, tuple[str, ...]] = {}
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="job")
         self._scheduler = BackgroundScheduler(daemon=True)
         self._leaving = threading.Event()
@@ -127,6 +128,15 @@ class Loop:
         link = self._links.get(host)
         return link.session if link is not None else None
 
+    @property
+    def owner(self) -> Owner:
+        """Who this coordinator is to hosts."""
+        return self._owner
+
+    def open_session(self, plan: HostPlan) -> Session:
+        """A session beside the host's own, for one errand. Whoever opens it closes it."""
+        return self._make_session(plan, self._owner)
+
     def _moment(self) -> ClockPair:
         """What time it is. The wall clock is followed as long as it only drifts; after a step the counted boottime rules, and status says so."""
         read = clock.read()
@@ -148,6 +158,7 @@ class Loop:
     def _act(self, decision: Decision, now: datetime) -> None:
         is_durable = self._journal.is_durable
         if is_durable:
+            self._left_behind = {host.name: host.superseded for host in self._fleet.hosts.values() if host.fenced is not None}
             self._after = acknowledgements(self._fleet)  # before a link begins: its first poll asks for every run that a host may have
         for plan in decision.hosts:
             self._reach(plan, now)
@@ -168,7 +179,10 @@ class Loop:
     def _reach(self, plan: HostPlan, now: datetime) -> None:
         self._board.see(plan, now)
         if plan.name not in self._links:
-            link = HostLink(plan, self._make_session(plan, self._owner), self.inbox, lambda host: self._after.get(host, {}))
+            link = HostLink(
+                plan, self._make_session(plan, self._owner), self.inbox, lambda host: self._after.get(host, {}),
+                lambda host: self._left_behind.get(host, ()),
+            )
             self._links[plan.name] = link
             link.start()
 

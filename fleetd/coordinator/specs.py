@@ -80,7 +80,7 @@ def build_spec(campaign: Campaign, run: Run, host: HostPlan, *, owner: Owner, py
             run_id=run.run_id, campaign_id=campaign.campaign_id, candidate=run.candidate, kind=run.kind, owner=owner, created_at=now,
             argv=(interpreter, "-m", "trainer", "evaluate"), environment=ours, release_digest=release, caps=caps,
             deadline=DeadlineTerms(final_at=campaign.final_at, cutoff_at=campaign.final_at),
-            digests={**_digests(campaign, split_of(run)), RELEASE: release},
+            digests={**_digests(campaign, split_of(run)), RELEASE: release}, continues=run.continues,
         )
     candidate = candidate_of(campaign, run)
     contract = candidate.command is None
@@ -90,7 +90,7 @@ def build_spec(campaign: Campaign, run: Run, host: HostPlan, *, owner: Owner, py
         argv=argv, environment={**ours, **candidate.environment} if contract else dict(candidate.environment),
         working_directory=candidate.working_directory, signal=candidate.signal, contract=contract, release_digest=release, caps=caps,
         deadline=deadline, stop=candidate.stop, restarts=candidate.restarts, stall=candidate.stall, on_reboot=candidate.on_reboot,
-        digests={**_digests(campaign, Split.VALIDATION), RELEASE: release},
+        digests={**_digests(campaign, Split.VALIDATION), RELEASE: release}, continues=run.continues,
     )
 
 

@@ -44,7 +44,7 @@ def is_time(campaign: Campaign, run: Run) -> bool:
 
 def training_stage(fleet: Fleet, campaign: Campaign) -> CampaignStage:
     """Where a campaign goes on when its trainings begin or are resumed: through the pilot, until one has passed and none is under way."""
-    piloted = [run for run in (fleet.runs[run_id] for run_id in campaign.runs) if has_pilot(campaign, run)]
+    piloted = [run for run in (fleet.runs[run_id] for run_id in campaign.runs) if has_pilot(campaign, run) and run.successor is None]
     return CampaignStage.TRAINING if all(has_passed(run) for run in piloted) else CampaignStage.PILOT
 
 
@@ -61,6 +61,7 @@ def find_runs(fleet: Fleet, target: str) -> tuple[str, ...]:
     if campaign is not None:
         return campaign.runs
     named = [run for run in fleet.runs.values() if run.candidate == target]
+    named = [run for run in named if run.successor is None] or named  # the run that goes on stands for the one it goes on with
     live = [run for run in named if not is_over(fleet.campaigns[run.campaign_id])] or named
     found = live or [run for run in fleet.runs.values() if run.run_id.startswith(target)]
     return (_only([run.run_id for run in found], target, "run, candidate or campaign", [*fleet.campaigns]),)

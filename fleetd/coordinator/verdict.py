@@ -25,7 +25,7 @@ _CANNOT_WRITE = ("the supervisor's journal is", "nothing can be started here")
 """How the alarms begin by which a supervisor says that its disk takes nothing."""
 _CANNOT_VERIFY = "cannot verify"
 
-_HELP = {RunState.HELD: "fleetd resume", RunState.STUCK: "look at its processes on the host", RunState.FAILED: "fleetd logs"}
+_HELP = {RunState.HELD: "fleetd resume", RunState.STUCK: "look at its processes on the host; fleetd clear", RunState.FAILED: "fleetd logs"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ def _needs_you(fleet: Fleet, sight: Sight, now: datetime) -> list[tuple[str, dat
     runs = [fleet.runs[run_id] for campaign in shown for run_id in campaign.runs]
     for state in (RunState.STUCK, RunState.HELD, RunState.FAILED):
         over = {campaign.campaign_id for campaign in shown if is_over(campaign)}
-        found += [(_run_words(run), run.since) for run in runs if run.state is state and run.campaign_id not in over]
+        found += [(_run_words(run), run.since) for run in runs if run.state is state and run.campaign_id not in over and not _is_answered(run)]
     found += [(f"{campaign.plan.name} failed: {campaign.detail}", campaign.since) for campaign in shown if campaign.stage is CampaignStage.FAILED]
     for run in runs:
         look = sight.observations.get(run.run_id)
@@ -78,6 +78,11 @@ def _needs_you(fleet: Fleet, sight: Sight, now: datetime) -> list[tuple[str, dat
         if trouble.count >= TROUBLE_COUNT_MIN and is_tried:
             found.append((f"{key.split(':')[0]}: {trouble.error['title']}: {trouble.error['what']}; {trouble.error['fix']}", trouble.last_at))
     return found
+
+
+def _is_answered(run: Run) -> bool:
+    """Whether a person has said already what is to become of it: its work goes on elsewhere, or its host takes others all the same."""
+    return run.left_behind or run.cleared is not None
 
 
 def _full_disks(sight: Sight, live: list[Run]) -> list[tuple[str, datetime | None]]:
@@ -122,6 +127,8 @@ def _silent_hosts(fleet: Fleet, sight: Sight, now: datetime) -> list[tuple[str, 
     found: list[tuple[str, datetime | None]] = []
     for name in needed_hosts(fleet):
         known, seen = fleet.hosts.get(name), sight.hosts.get(name)
+        if known is not None and known.fenced is not None:
+            continue  # a person has said that it is off
         heard_at = seen.answered_at if seen is not None else None
         is_quiet = seen is not None and (now - max(seen.asked_since, heard_at or seen.asked_since)).total_seconds() > HOST_SILENT_SECONDS
         if (known is not None and not known.reachable) or is_quiet:

@@ -19,7 +19,7 @@ from typing import Any
 
 from fleetd import clock, faults, logs
 from fleetd.host import cradle, devices, means, meters, reading, rundir, tidy
-from fleetd.host.ownership import claim, explain_os_error
+from fleetd.host.ownership import claim, explain_os_error, read_owner, take_over
 from fleetd.host.processes import boot_id
 from fleetd.host.reports import Reports
 from fleetd.kept_clock import KeptClock, pair_of
@@ -111,6 +111,12 @@ class Agent:
             return self._hello(body, owner)
         if order == "facts":
             return {"facts": encode(self._facts())}
+        if order == "owner":
+            return {"owner": encode(read_owner(self.paths)), "runs": self.reports.at_work()}
+        if order == "takeover":
+            expected = body.get("from")
+            before = take_over(self.paths, decode(Owner, expected, "from") if expected is not None else None, owner, str(body.get("actor") or ""))
+            return {"from": encode(before)}
         claim(self.paths, owner)
         if order == "start":
             return self._start(body)
@@ -142,7 +148,16 @@ class Agent:
             )
         claim(self.paths, owner)
         self._clock.judge(pair_of(clock.read()))
+        self._end_left_behind(body, owner)
         return {"protocol": PROTOCOL, "facts": encode(self._facts())}
+
+    def _end_left_behind(self, body: dict[str, Any], owner: Owner) -> None:
+        """Before anything else happens here: end what is left of runs whose work went on elsewhere while this host was away."""
+        for run_id in (reading.safe_name(each, "run id") for each in body.get("left_behind") or ()):
+            paths = self.paths.run(run_id)
+            if paths.order.exists() and rundir.leave_behind(paths, actor=f"coordinator:{owner.coordinator_id}", at=clock.read().now):
+                logs.changed("left_behind", run=run_id, because="this host was fenced; its work goes on in another run")
+                self.reports.ensure_supervisor(run_id)
 
     def _start(self, body: dict[str, Any]) -> dict[str, Any]:
         spec, want = decode(RunSpec, body["spec"], "spec"), decode(WantOrder, body["want"], "want")

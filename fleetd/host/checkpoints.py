@@ -33,7 +33,7 @@ class CheckpointClaim:
 def newest_checkpoints(paths: RunPaths) -> tuple[CheckpointClaim, ...]:
     """Complete-looking checkpoint directories (a readable manifest), newest step first. Nothing is hashed."""
     claims = []
-    for folder in _folders(paths):
+    for folder in _folders(paths.checkpoints):
         try:
             claims.append(_claim(folder)[0])
         except CheckpointDamaged:
@@ -56,9 +56,10 @@ def verify_checkpoint(path: Path) -> CheckpointClaim:
 
 
 def choose_resume(paths: RunPaths) -> tuple[CheckpointClaim | None, tuple[str, ...]]:
-    """The newest checkpoint that verifies, and why newer ones were refused. The shim calls this before each start."""
+    """The newest checkpoint that verifies, and why newer ones were refused. The shim calls this before each start. A run that has none of
+    its own yet begins with the one of the run that it goes on with, where there is one."""
     refused: list[str] = []
-    for folder in _folders(paths)[:RESUME_TRIES_MAX]:
+    for folder in (*_folders(paths.checkpoints)[:RESUME_TRIES_MAX], *_folders(paths.seed)):
         try:
             return verify_checkpoint(folder), tuple(refused)
         except CheckpointDamaged as fault:
@@ -66,14 +67,14 @@ def choose_resume(paths: RunPaths) -> tuple[CheckpointClaim | None, tuple[str, .
     return None, tuple(refused)
 
 
-def _folders(paths: RunPaths) -> list[Path]:
+def _folders(place: Path) -> list[Path]:
     """Checkpoint directories by step, newest first; temporary and foreign names have no step."""
     try:
-        names = os.listdir(paths.checkpoints)
+        names = os.listdir(place)
     except FileNotFoundError:
         return []
     steps = sorted(((step, name) for name in names if (step := step_of(name)) is not None), reverse=True)
-    return [paths.checkpoints / name for _, name in steps]
+    return [place / name for _, name in steps]
 
 
 def _claim(folder: Path) -> tuple[CheckpointClaim, tuple[FileEntry, ...]]:

@@ -1,4 +1,7 @@
-"""Whose orders this host obeys: `owner.json`, first come, by generation. Every order is checked, not only the hello."""
+"""Whose orders this host obeys: `owner.json`, first come, by generation. Every order is checked, not only the hello.
+
+Another coordinator becomes the owner only by a takeover that a person has asked for; `owners.jsonl` tells of each.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,14 @@ import errno
 from os import close
 from pathlib import Path
 
-from fleetd.files import read_record, write_record
+from fleetd import clock
+from fleetd.files import append_line, read_record, write_record
 from fleetd.host.rundir import try_lock
 from fleetd.model import Owner
 from fleetd.paths import HostPaths
 from fleetd.wire import WireError, decode
 from policies.errors import ExplainedError, GenerationStale, OwnerMismatch
+from policies.facts import format_moment
 
 LOCK_PATIENCE_SECONDS = 5.0
 
@@ -33,6 +38,32 @@ def claim(paths: HostPaths, owner: Owner) -> None:
         close(lock)
 
 
+def take_over(paths: HostPaths, expected: Owner | None, owner: Owner, actor: str) -> Owner | None:
+    """Make `owner` the one whose orders this root obeys, if it still belongs to `expected`. Returns the owner before. Told in owners.jsonl,
+    durably, before it counts. OwnerMismatch when somebody else came in between: a takeover is decided on what a person was shown."""
+    paths.root.mkdir(parents=True, exist_ok=True)
+    lock = _lock(paths.root / "owner.lock")
+    try:
+        found = read_owner(paths)
+        if found == owner:
+            return expected
+        if found != expected:
+            raise OwnerMismatch(
+                "the owner of this host has changed meanwhile", where=str(paths.owner),
+                what=f"it obeys {_name(found)}, you were shown {_name(expected)}",
+                fix="look again, and take it over from that one if that is still what you want",
+            )
+        append_line(paths.owners, {"at": format_moment(clock.read().now), "from": found, "to": owner, "actor": actor})
+        write_record(paths.owner, owner)
+        return found
+    finally:
+        close(lock)
+
+
+def _name(owner: Owner | None) -> str:
+    return "nobody" if owner is None else f"{owner.coordinator_id}, generation {owner.generation}"
+
+
 def read_owner(paths: HostPaths) -> Owner | None:
     try:
         return decode(Owner, read_record(paths.owner), str(paths.owner))
@@ -48,14 +79,14 @@ def _refuse_strangers(paths: HostPaths, found: Owner, owner: Owner) -> None:
         raise OwnerMismatch(
             "this host belongs to another coordinator", where=str(paths.owner),
             what=f"it obeys {found.coordinator_id}, the order comes from {owner.coordinator_id}",
-            fix="give this campaign another root on that host, or end the other coordinator's runs there and remove owner.json",
+            fix="fleetd takeover HOST --plan PLAN   (once you know that the other one is gone for good), or give the plan another root on that host",
         )
     if owner.generation < found.generation:
         raise GenerationStale(
             "a newer life of this coordinator has spoken to this host", where=str(paths.owner),
             what=f"generation {found.generation} is recorded, the order carries {owner.generation}",
             fix="end the older coordinator process: only the newest one gives orders. If this one was restored from an older copy and is the "
-            f"only one: end it, set generation to {found.generation} in its coordinator.json, start it again",
+            "only one: fleetd takeover HOST",
         )
 
 

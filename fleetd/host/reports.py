@@ -180,6 +180,17 @@ class Reports:
             ))
         return tuple(reports)
 
+    def at_work(self) -> list[dict[str, Any]]:
+        """The runs of this root that are not settled, whosever they are: `run_id`, `state`, `supervisor`, `pid`."""
+        found = []
+        for run_id in self._run_ids():
+            watch = self.watch(run_id)
+            watch.look()
+            seen = watch.observation.value
+            if watch.supervisor == "alive" or not watch.is_settled:
+                found.append({"run_id": run_id, "state": watch.state, "supervisor": watch.supervisor, "pid": seen.pid if seen is not None else None})
+        return found
+
     def sweep(self) -> None:
         """Start a supervisor for each run that is not settled and has none, unless its shim is about to."""
         if time.monotonic() - self._swept_seconds < SWEEP_SECONDS:

@@ -27,10 +27,10 @@ from fleetd.host.checkpoints import verify_checkpoint as verify_checkpoint
 from fleetd.host.processes import identity_of
 from fleetd.host.tail import LogTail as LogTail
 from fleetd.model import CapPart, CutoffOrder, ExitRecord, Observation, RunSpec, WantOrder
-from fleetd.paths import RunPaths
+from fleetd.paths import HostPaths, RunPaths
 from fleetd.wire import WireError, decode, encode
 from policies.errors import RequestRefused
-from policies.facts import ProcessIdentity, RunKind
+from policies.facts import ProcessIdentity, Reason, RunKind, StopMode, Want, step_name
 
 ORDERS_PATIENCE_SECONDS = 5.0
 """An agent holds the lock on orders for milliseconds; whoever can't get it in this time reports it."""
@@ -101,6 +101,10 @@ def create_run(paths: RunPaths, spec: RunSpec, task: dict[str, Any] | None, want
         if task is not None:
             write_record(temporary.task, task)
         write_record(temporary.want, want)
+        if spec.continues is not None and spec.continues.digest is not None and spec.continues.step is not None:
+            temporary.seed.mkdir()
+            models = HostPaths(paths.root.parent.parent).models
+            (temporary.seed / step_name(spec.continues.step)).symlink_to(models / spec.continues.digest, target_is_directory=True)
         os.rename(temporary.root, paths.root)
         faults.after("run renamed")
     except OSError as fault:
@@ -126,13 +130,30 @@ def read_cutoff(paths: RunPaths) -> CutoffOrder | None:
 
 
 def apply_want(paths: RunPaths, order: WantOrder) -> tuple[bool, WantOrder]:
-    """Under the flock on orders/lock: record it when its sequence is higher. Returns (applied, the order now in force)."""
+    """Under the flock on orders/lock: record it when its sequence is higher, unless the run was left behind: that is the last word.
+    Returns (applied, the order now in force)."""
     with _orders_locked(paths):
         current = read_want(paths)
-        if current is not None and order.sequence <= current.sequence:
+        if current is not None and (order.sequence <= current.sequence or is_left_behind(current)):
             return False, current
         write_record(paths.want, order)
         return True, order
+
+
+def leave_behind(paths: RunPaths, *, actor: str, at: datetime) -> bool:
+    """End this run for good: its work goes on in another one. False when that was ordered before. No later order changes it."""
+    with _orders_locked(paths):
+        current = read_want(paths)
+        if is_left_behind(current):
+            return False
+        sequence = 1 if current is None else current.sequence + 1
+        last = WantOrder(sequence=sequence, want=Want.STOP, mode=StopMode.NOW, reason=Reason.SUPERSEDED, actor=actor, at=at, is_final=True)
+        write_record(paths.want, last)
+        return True
+
+
+def is_left_behind(want: WantOrder | None) -> bool:
+    return want is not None and want.is_final
 
 
 def apply_cutoff(paths: RunPaths, order: CutoffOrder) -> tuple[bool, CutoffOrder]:

@@ -3,6 +3,7 @@
     commands_plan.py    check plan-schema launch follow
     commands_watch.py   status logs events wait report
     commands_act.py     stop resume evaluate daemon version
+    commands_hosts.py   drain undrain fence clear takeover
 
 Every expected failure is three lines on stderr and its exit code; anything else is our bug: traceback into a file, one line, exit 70.
 Heavy libraries are imported inside the verbs that need them, so that `fleetd status` answers at once.
@@ -18,7 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fleetd.screens import commands_act, commands_plan, commands_watch, terminal
+from fleetd.screens import commands_act, commands_hosts, commands_plan, commands_watch, terminal
 from policies.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, ExplainedError, PlanInvalid
 
 app = typer.Typer(
@@ -43,7 +44,7 @@ def _options(
         os.environ["FLEETD_STATE"] = str(state.absolute())
 
 
-for _commands in (commands_plan, commands_watch, commands_act):
+for _commands in (commands_plan, commands_watch, commands_act, commands_hosts):
     _commands.add_to(app)
 
 

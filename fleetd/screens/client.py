@@ -20,6 +20,8 @@ ANSWER_SECONDS_MAX = 30.0
 LAUNCH_SECONDS_MAX = 600.0
 """Launching looks at data and hosts before it answers."""
 REPORT_SECONDS_MAX = 300.0
+WISH_SECONDS_MAX = 120.0
+"""A takeover brings the release to the host first."""
 LOG_CHUNK_BYTES = 256 * 1024
 EVENTS_PAGE = 500
 SOCKET_PATH_BYTES_MAX = 100
@@ -80,6 +82,11 @@ class Client:
     def open_split(self, campaign: str, split: str, actor: str, because: str) -> dict[str, Any]:
         return self._call("POST", "/v1/open", body={"campaign": campaign, "split": split, "actor": actor, "because": because})
 
+    def wish(self, verb: str, target: str, actor: str, because: str = "", **more: Any) -> dict[str, Any]:
+        """What an operator says of a host or run: `drain`, `undrain`, `fence`, `clear`, `takeover`."""
+        body = {"target": target, "actor": actor, "because": because, **more}
+        return self._call("POST", f"/v1/{verb}", body=body, seconds=WISH_SECONDS_MAX)
+
     def report(self, campaign: str) -> dict[str, Any]:
         return self._call("POST", "/v1/report", body={"campaign": campaign}, seconds=REPORT_SECONDS_MAX)
 
@@ -122,7 +129,7 @@ class Client:
             found = f"its socket is there but nobody answers: {fault}" if self.paths.socket.exists() else "it has no socket"
         return CoordinatorAway(
             "no coordinator is running here", where=f"{self.paths.root}   (FLEETD_STATE, else $XDG_STATE_HOME/fleetd)", what=found,
-            fix="fleetd launch PLAN   (starts one), or fleetd daemon; runs on hosts go on without it",
+            fix="fleetd daemon start, or fleetd launch PLAN   (starts one too); runs on hosts go on without it",
         )
 
     def _silent(self, fault: Exception) -> CoordinatorAway:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from enum import Enum
 from importlib import metadata
 from typing import Annotated, Any
 
@@ -33,9 +34,7 @@ def stop(
     as_json: AsJson = False,
 ) -> int:
     """Stop runs, after a save. `fleetd resume` continues them exactly where they saved."""
-    if everything == (target is not None):
-        what = "both a target and --all were given" if everything else "neither a target nor --all was given"
-        raise PlanInvalid("say what to stop", where="fleetd stop", what=what, fix="fleetd stop TARGET, or fleetd stop --all")
+    check_target(target, everything, "stop")
     mode = StopMode.NOW if now else StopMode.GRACEFUL
     with terminal.connect() as client:
         document = client.status()
@@ -52,18 +51,23 @@ def stop(
     if target in unknown_runs(document):
         terminal.say(f"asked {names} to {act}\n  see it end: fleetd status   (it leaves the lines of its host when it is over)")
         return EXIT_OK
-    same = target or "TARGET"
-    terminal.say(f"asked {names} to {act}\n  see it end: fleetd wait {same}\n  go on:      fleetd resume {same}")
+    if target is None:
+        terminal.say(f"asked {names} to {act}\n  see it end: fleetd wait --all\n  go on:      fleetd resume --all")
+    else:
+        terminal.say(f"asked {names} to {act}\n  see it end: fleetd wait {target}\n  go on:      fleetd resume {target}")
     return EXIT_OK
 
 
 def resume(
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="A stopped or held run, or a campaign of them.")], as_json: AsJson = False,
+    target: Annotated[str | None, typer.Argument(metavar="TARGET", help="A stopped or held run, or a campaign of them.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every stopped or held run of every campaign that is not over.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Continue stopped or held runs. They go on from their last complete checkpoint; the deadline does not move."""
+    check_target(target, everything, "resume")
     with terminal.connect() as client:
         document = client.status()
-        answer = client.resume(find(document, target).id, terminal.actor())
+        answer = client.resume("all" if target is None else find(document, target).id, terminal.actor())
     if as_json:
         terminal.emit(answer)
         return EXIT_OK
@@ -95,12 +99,49 @@ def evaluate(
     return EXIT_OK
 
 
-def daemon() -> int:
-    """Run the coordinator in the foreground. Runs on hosts go on without it when it is interrupted."""
-    from fleetd.coordinator.daemon import run_foreground
+def check_target(target: str | None, everything: bool, verb: str) -> None:
+    """PlanInvalid unless exactly one of a target and --all was given. `verb` as it is said: `stop`, `wait for`."""
+    if everything == (target is not None):
+        what = "both a target and --all were given" if everything else "neither a target nor --all was given"
+        command = f"fleetd {verb.split()[0]}"
+        raise PlanInvalid(f"say what to {verb}", where=command, what=what, fix=f"{command} TARGET, or {command} --all")
 
-    code: Any = run_foreground(terminal.paths().root)
-    return code if isinstance(code, int) else EXIT_OK
+
+class Act(str, Enum):
+    """What to do with the coordinator of this state directory."""
+
+    RUN = "run"
+    START = "start"
+    STOP = "stop"
+
+
+def daemon(
+    act: Annotated[Act, typer.Argument(help="run: in the foreground; start: detached from this terminal; stop: end it.")] = Act.RUN,
+    as_json: AsJson = False,
+) -> int:
+    """Be, start or stop the coordinator. Whatever becomes of it, runs on hosts go on."""
+    from fleetd.coordinator.daemon import ensure_running, run_foreground, stop_running
+
+    root = terminal.paths().root
+    if act is Act.RUN:
+        code: Any = run_foreground(root)
+        return code if isinstance(code, int) else EXIT_OK
+    if act is Act.START:
+        pid, started = ensure_running(root)
+        text = f"{'started the' if started else 'there is a'} coordinator, pid {pid}, state {root}"
+        return _told({"pid": pid, "started": started, "state_dir": str(root)}, text, as_json)
+    pid_before = stop_running(root)
+    ended = f"the coordinator, pid {pid_before}, has ended; runs on hosts go on without it\n  start it again: fleetd daemon start"
+    text = f"no coordinator is running in {root}" if pid_before is None else ended
+    return _told({"pid": pid_before, "stopped": pid_before is not None, "state_dir": str(root)}, text, as_json)
+
+
+def _told(document: dict[str, Any], text: str, as_json: bool) -> int:
+    if as_json:
+        terminal.emit(document)
+    else:
+        terminal.say(text)
+    return EXIT_OK
 
 
 def version(as_json: AsJson = False) -> int:

@@ -12,7 +12,8 @@ import typer
 
 from fleetd.screens import layout, streams, terminal, view_run, views, waiting, words
 from fleetd.screens.client import CoordinatorAway
-from fleetd.screens.document import find, find_campaign, find_run, narrow
+from fleetd.screens.commands_act import check_target
+from fleetd.screens.document import Target, campaigns, find, find_campaign, find_run, is_over, narrow
 from policies.errors import EXIT_OK, EXIT_UNREACHABLE, ExplainedError, PlanInvalid
 
 EVENTS_TAIL = 50
@@ -67,7 +68,7 @@ def status(
         terminal.show([*verdict, layout.EMPTY_LINE, *view_run.run_details(document, chosen.body, width=terminal.width())])
     else:
         terminal.show(views.status_lines(shown, width=terminal.width()))
-    silent = any(not host.get("reachable") for host in shown.get("hosts") or [])
+    silent = any(not host.get("reachable") and not host.get("fenced") for host in shown.get("hosts") or [])
     return EXIT_UNREACHABLE if silent else EXIT_OK
 
 
@@ -124,12 +125,16 @@ def events(
 
 
 def wait(
-    target: Annotated[str, typer.Argument(metavar="TARGET")],
+    target: Annotated[str | None, typer.Argument(metavar="TARGET")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every campaign that is under way now.")] = False,
     timeout: Annotated[str | None, typer.Option(metavar="DURATION", help="Give up after this long, e.g. 90, 15m, 1h30m; exit 7.")] = None,
     as_json: AsJson = False,
 ) -> int:
     """Wait until a run or campaign is over. Exit 0 finished or evaluated, 5 failed, 6 stopped, 7 not finished in time."""
+    check_target(target, everything, "wait for")
     seconds = _seconds(timeout) if timeout else None
+    if target is None:
+        return _wait_for_all(seconds, as_json=as_json)
     with terminal.connect() as client:
         chosen = find(client.status(), target)
         ending = waiting.wait_for(client, chosen, seconds)
@@ -138,6 +143,18 @@ def wait(
     else:
         terminal.say(ending.text)
     return ending.exit_code
+
+
+def _wait_for_all(seconds: float | None, *, as_json: bool) -> int:
+    with terminal.connect() as client:
+        document = client.status()
+        targets = tuple(Target("campaign", str(each["campaign_id"]), each) for each in campaigns(document) if not is_over(document, each))
+        endings = waiting.wait_for_all(client, targets, seconds) if targets else ()
+    if as_json:
+        terminal.emit({"endings": [ending.to_json() for ending in endings], "exit_code": waiting.worst(endings)})
+    else:
+        terminal.say("\n".join(ending.text for ending in endings) or "nothing is under way")
+    return waiting.worst(endings)
 
 
 def report(

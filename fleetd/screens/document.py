@@ -153,6 +153,11 @@ def find(document: Document, word: str) -> Target:
     )
 
 
+def is_host(document: Document, word: str) -> bool:
+    """Whether a host of this fleet has that name."""
+    return any(host.get("name") == word for host in document.get("hosts") or [])
+
+
 def unknown_runs(document: Document) -> set[str]:
     """The ids of runs that hosts tell of and history does not know. Nothing shorter names one."""
     return {str(run.get("run_id")) for host in document.get("hosts") or [] for run in host.get("unknown_runs") or []}

@@ -131,10 +131,17 @@ def run_table(found: list[Document], document: Document, *, width: int) -> list[
 def run_notes(run: Document, document: Document, *, selectable: bool = True) -> list[Line]:
     """What a person must know beyond the cells: why, alarms, what could not be verified, how old the values are."""
     notes: list[Line] = []
-    attention = run.get("state") in ATTENTION_STATES
+    attention = run.get("state") in ATTENTION_STATES and not run.get("successor")
     detail = words.one_line(run.get("detail") or "")
     if detail and not _goes_without_saying(run):
         notes.append(line(Span(f"! {detail}", Tone.BAD) if attention else Span(detail, Tone.QUIET)))
+    if isinstance(run.get("continues"), dict):
+        begun = run["continues"].get("step")
+        start = "anew: no verified copy was there" if begun is None else f"from step {begun}"
+        notes.append(line(quiet(f"goes on with {words.one_line(run['continues'].get('run_id'))} {start}")))
+    if isinstance(run.get("cleared"), dict):
+        who = words.one_line(run["cleared"].get("by") or words.UNKNOWN)
+        notes.append(line(quiet(f"cleared by {who}: its host takes new runs beside it")))
     notes += [line(Span(f"! {words.one_line(alarm)}", Tone.BAD)) for alarm in run.get("alarms") or []]
     identity = sight(run.get("identity")).value
     if identity is not None and not is_settled(run) and str(identity).startswith("cannot verify"):
@@ -192,6 +199,8 @@ def host_lines(document: Document, *, width: int) -> list[Line]:
         if means := (host.get("facts") or {}).get("cap_means"):
             parts.append(line(f"caps {cells.grade({'parts': means})}"))
         lines += layout.packed(parts, width, hanging=INDENT)
+        for mark in _host_marks(host, document):
+            lines += [layout.indented(each, INDENT) for each in layout.wrapped(mark, width - INDENT, hanging=INDENT)]
         for run in host.get("unknown_runs") or []:
             note = layout.wrapped(line(Span(f"! {_unknown_run_words(run)}", Tone.BAD)), width - INDENT, hanging=INDENT)
             lines += [layout.indented(each, INDENT) for each in note]
@@ -203,6 +212,22 @@ def _unknown_run_words(run: Document) -> str:
     name, state = words.one_line(run.get("run_id", words.UNKNOWN)), words.one_line(run.get("state") or words.UNKNOWN)
     asked = "it was asked to stop" if run.get("want") == "stop" else f"fleetd stop {name}"
     return f"a run that nobody here knows: {name}, pid {run.get('pid') or words.UNKNOWN}, {state} ({asked})"
+
+
+def _host_marks(host: Document, document: Document) -> list[Line]:
+    """What an operator has said of a host, with who and since when."""
+    notes = []
+    for key, word in (("fenced", "FENCED"), ("drained", "DRAINED")):
+        mark = host.get(key)
+        if isinstance(mark, dict):
+            because = f": {words.one_line(mark['because'])}" if mark.get("because") else ""
+            said = f"{word} for {elapsed(document, mark.get('since'))} by {words.one_line(mark.get('by') or words.UNKNOWN)}{because}"
+            undo = f" (fleetd undrain {words.one_line(host.get('name'))})" if key == "drained" else ""
+            notes.append(line(Span(said, Tone.WARN), quiet(undo)))
+    left = [words.one_line(run) for run in host.get("left_behind") or []]
+    if left and host.get("reachable"):
+        notes.append(line(Span(f"! it answers again: what was left behind is being ended: {', '.join(left)}", Tone.WARN)))
+    return notes
 
 
 def _host_state(host: Document, document: Document) -> list[Span]:

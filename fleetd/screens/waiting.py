@@ -48,25 +48,37 @@ def ending_of(document: Document, target: Target) -> Ending | None:
 
 def wait_for(client: Client, target: Target, timeout_seconds: float | None) -> Ending:
     """Look once a second until the target is over or the time is up. Says on stderr, once each, when it needs a person or nobody answers."""
+    return wait_for_all(client, (target,), timeout_seconds)[0]
+
+
+def worst(endings: tuple[Ending, ...]) -> int:
+    """One exit code for several endings: the one that most needs a person."""
+    found = {ending.exit_code for ending in endings}
+    return next((code for code in (EXIT_RUN_FAILED, EXIT_STOPPED, EXIT_UNREACHABLE, EXIT_UNFINISHED) if code in found), EXIT_OK)
+
+
+def wait_for_all(client: Client, targets: tuple[Target, ...], timeout_seconds: float | None) -> tuple[Ending, ...]:
+    """The same until every one of the targets is over; what is not over when the time is up has an ending that says so."""
     end = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     told: set[str] = set()
-    state, away = words.UNKNOWN, False
+    states, endings, away = [words.UNKNOWN] * len(targets), list[Ending | None]([None] * len(targets)), False
     while True:
         try:
             document = client.status()
             away = False
-            ending = ending_of(document, target)
-            if ending:
-                return ending
-            state = _state(document, target)
-            for text in _calls(document, target):
+            endings = [ending_of(document, target) for target in targets]
+            if all(endings):
+                return tuple(ending for ending in endings if ending is not None)
+            states = [_state(document, target) for target in targets]
+            for text in (text for target, ending in zip(targets, endings, strict=True) if ending is None for text in _calls(document, target)):
                 _tell_once(told, text)
         except CoordinatorAway as fault:
             away = True
             _tell_once(told, f"{fault.title}: waiting for it; runs go on without it")
         left = None if end is None else end - time.monotonic()
         if left is not None and left <= 0:
-            return _time_is_up(target, state, timeout_seconds or 0.0, away=away)
+            found = zip(targets, states, endings, strict=True)
+            return tuple(ending or _time_is_up(target, state, timeout_seconds or 0.0, away=away) for target, state, ending in found)
         time.sleep(LOOK_SECONDS if left is None else min(LOOK_SECONDS, left))
 
 

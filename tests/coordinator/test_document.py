@@ -58,11 +58,11 @@ def test_every_key_of_the_contract_is_there(fleet: VirtualCoordinator) -> None:
         "run_id", "campaign_id", "candidate", "kind", "host", "state", "reason", "detail", "since", "want", "attempt", "attempts_ended",
         "restarts_used", "restarts_max", "pid", "identity", "step", "steps_planned", "last_step_at", "steps_per_second", "loss", "memory",
         "checkpoint", "checkpoint_on_host", "best", "stop_at", "cutoff_at", "final_at", "time_left_seconds", "next_attempt_at", "alarms",
-        "selectable",
+        "selectable", "continues", "successor", "cleared",
     }
     assert set(found["hosts"][0]) == {
         "name", "reachable", "since", "boot_id", "detail", "age_seconds", "facts", "memory_available_bytes", "disk_free_bytes", "committed_bytes",
-        "capacity_bytes", "unknown_runs",
+        "capacity_bytes", "unknown_runs", "drained", "fenced", "left_behind",
     }
 
 

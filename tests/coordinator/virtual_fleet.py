@@ -61,6 +61,8 @@ class VirtualHost:
         self.forgets = False
         """Whether notices are really dropped once they are acknowledged, as a supervisor does."""
         self.dropped: dict[str, int] = {}
+        self.is_watched = True
+        """Whether a supervisor lives for each of its runs."""
         self.cgroup = CapPart(grade=CapGrade.ENFORCED, means="cgroup v2: a hog died")
 
     def facts(self) -> HostFacts:
@@ -148,7 +150,8 @@ class VirtualHost:
 
     def _report(self, run_id: str, after: int, now: datetime) -> RunReport:
         """What is still there after `after`; of what was dropped before, the things that files still tell."""
-        every, told = self.notices[run_id], RunReport(run_id=run_id, supervisor="alive", observation=self._look(run_id, now), notices=())
+        watched = "alive" if self.is_watched else "gone"
+        every, told = self.notices[run_id], RunReport(run_id=run_id, supervisor=watched, observation=self._look(run_id, now), notices=())
         dropped = self.dropped[run_id] = max(after, self.dropped.get(run_id, 0)) if self.forgets else 0
         told = replace(told, spec=self.specs[run_id] if after == 0 else None, want=self.wants[run_id])
         if dropped <= after:
@@ -289,6 +292,7 @@ class VirtualCoordinator:
     def _done(self, job: Job) -> JobDone:
         chosen = next((run for run in self.fleet.runs.values() if run.predictions), None)
         results: dict[str, dict[str, Any]] = {
+            "stage_seed": {"digests": {}},
             "preflight": {"digests": {"train": "t" * 64, "validation": "v" * 64, "test": "e" * 64}, "rows": {"test": 100}},
             "stage": {"digests": {"release": "r" * 64}}, "predictions": {"value": 9.0}, "checkpoint": {}, "freeze": {"frozen_sha256": "f" * 64},
             "stage_evaluation": {"digests": {"test": "e" * 64}, "opening": {"split": "test", "number": 1}}, "collect": {"sha256": "p" * 64},
