@@ -111,6 +111,20 @@ def read_record(path: Path) -> Any:
         raise WireError(f"{path}: {fault}") from fault
 
 
+def append_line(path: Path, value: Any) -> None:
+    """Append one JSON line and sync it. A torn tail of an earlier crash is closed by a newline first."""
+    line = json.dumps(encode(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    faults.before(f"{path.name} append")
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        size = os.fstat(descriptor).st_size
+        torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        os.write(descriptor, b"\n" + line if torn else line)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def sweep_temporaries(folder: Path) -> tuple[str, ...]:
     """Remove what a killed writer left of its records in `folder`, not below it. Returns the names. What can't be removed stays."""
     swept = []

@@ -2,137 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import stat
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx
 import psutil
 import pytest
+from live_coordinator import Coordinator
 
-from fleetd.campaign import CandidatePlan, HostPlan, Plan, ReserveTerms
-from fleetd.coordinator.daemon import AlreadyRunning, answering_pid, ensure_running, run_foreground
-from fleetd.coordinator.loop import replay_journal
-from fleetd.fleet import Fleet
+from fleetd.coordinator.daemon import AlreadyRunning, ensure_running, run_foreground
 from fleetd.journal import Journal
-from fleetd.model import StopTerms
 from fleetd.paths import StatePaths
 from fleetd.screens.client import Client
 from fleetd.wire import encode
 from policies.errors import JournalDamaged, from_json
-from policies.facts import MIB, RunState, SignalTarget
+from policies.facts import RunState
 
 pytestmark = pytest.mark.live
-
-WAIT_SECONDS_MAX = 60.0
-PROGRAM = """
-import os, sys, time
-for step in range(1000):
-    print("step", step, flush=True)
-    if os.path.exists(sys.argv[1]):
-        sys.exit(0)
-    time.sleep(0.2)
-"""
-
-
-class Coordinator:
-    """A coordinator of its own state directory, spoken to over its socket."""
-
-    def __init__(self, folder: Path) -> None:
-        self.paths = StatePaths(folder / "state")
-        self.root = folder / "host"
-        self.program = folder / "program.py"
-        self.program.write_text(PROGRAM)
-        self.finish = folder / "finish"
-        """The program leaves with exit 0 when this file is there."""
-        self.pids: list[int] = []
-
-    def start(self) -> int:
-        pid, _ = ensure_running(self.paths.root)
-        self.pids.append(pid)
-        return pid
-
-    def kill(self, number: int = signal.SIGKILL) -> None:
-        process = psutil.Process(self.pids[-1])
-        process.send_signal(number)
-        psutil.wait_procs([process], timeout=20)
-        assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-
-    def call(self, method: str, path: str, **given: Any) -> httpx.Response:
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.paths.socket)), trust_env=False, timeout=30.0) as client:
-            return client.request(method, f"http://fleetd/v1/{path}", **given)
-
-    def status(self) -> dict[str, Any]:
-        answer = self.call("GET", "status")
-        assert answer.status_code == 200, answer.text
-        found: dict[str, Any] = answer.json()
-        return found
-
-    def run(self, name: str = "own") -> dict[str, Any]:
-        return next(run for run in self.status()["runs"] if run["candidate"] == name)
-
-    def until(self, what: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + WAIT_SECONDS_MAX
-        while not what():
-            assert time.monotonic() < deadline, json.dumps(self.status(), indent=1)
-            time.sleep(0.1)
-
-    def plan(self, *names: str) -> Plan:
-        return Plan(
-            name="commands", plan_sha256="ab" * 32, directory=str(self.program.parent), deadline_at=None, deadline_seconds=600.0,
-            reserve=ReserveTerms(minimum_seconds=10.0, margin_seconds=0.0), hosts=(HostPlan(name="here", root=str(self.root), floor_bytes=64 * MIB),),
-            candidates=tuple(
-                CandidatePlan(
-                    name=name, host="here", command=(sys.executable, str(self.program), str(self.finish)), signal=SignalTarget.GROUP,
-                    memory_host_bytes=128 * MIB, memory_accelerator_bytes=0, stop=StopTerms(grace_floor_seconds=1.0, grace_ceiling_seconds=5.0),
-                ) for name in names or ("own",)
-            ),
-        )
-
-    def launch(self, *names: str) -> str:
-        body = {"plan": encode(self.plan(*names)), "plan_text": "name: commands", "actor": "user:test"}
-        answer = self.call("POST", "launch", json=body)
-        assert answer.status_code == 200, answer.text
-        return str(answer.json()["campaign_id"])
-
-    def launch_other(self, name: str) -> str:
-        """A second campaign, from another plan, with one candidate."""
-        plan = replace(self.plan(name), name=f"plan-{name}", plan_sha256="cd" * 32)
-        answer = self.call("POST", "launch", json={"plan": encode(plan), "plan_text": f"name: plan-{name}", "actor": "user:test"})
-        assert answer.status_code == 200, answer.text
-        return str(answer.json()["campaign_id"])
-
-    def replayed(self) -> Fleet:
-        journal = Journal.open(self.paths.journal, read_only=True)
-        try:
-            return replay_journal(journal)
-        finally:
-            journal.close()
-
-    def end(self) -> None:
-        """Leave nothing running: stop every run, wait for its supervisor, then end the coordinator."""
-        if not self.pids:
-            return
-        if answering_pid(self.paths) is None:
-            self.start()
-        self.call("POST", "stop", json={"target": "all", "mode": "now", "actor": "user:test"})
-        self.until(lambda: all(run["state"] in ("stopped", "finished", "failed", "queued") for run in self.status()["runs"]))
-        for folder in (self.root / "runs").glob("2*"):
-            record = folder / "supervisor.json"
-            if record.exists():
-                pid = json.loads(record.read_text())["identity"]["pid"]
-                gone = [psutil.Process(pid)] if psutil.pid_exists(pid) else []
-                assert not psutil.wait_procs(gone, timeout=20)[1], f"supervisor {pid} stays"
-        self.kill(signal.SIGTERM)
 
 
 @pytest.fixture
