@@ -1,6 +1,8 @@
 """`make prove-ssh`: what cuts, silence and slow lines do to launches and to `status`, on real sshd. Minutes long, so no part of `make test`.
 
-    cuts       every connection of a host is killed at a random moment of a launch, CUTS times from SEED: exactly one trainer afterwards
+    orders     every connection of a host is killed at a random moment between the first packet of a new connection and the running trainer,
+               CUTS times from SEED, while the start is ordered again until it is acknowledged: exactly one trainer afterwards
+    cuts       the same during launches by the whole coordinator
     silence    one of three hosts is cut off: how long `status` takes, what it says, and that nothing was started again when it is back
     slow       300 ms and 5 % loss towards a host: a launch and a stop
 Each line it prints is measured in this run; it exits 1 when a promise is broken.
@@ -18,8 +20,21 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
+
+import psutil
+
+from fleetd.campaign import HostPlan
+from fleetd.coordinator.releases import Releases
+from fleetd.coordinator.ssh_session import SshSession
+from fleetd.model import Caps, DeadlineTerms, Owner, RunSpec, WantOrder
+from fleetd.paths import StatePaths
+from fleetd.wire import PROTOCOL, encode
+from policies.errors import HostUnreachable
+from policies.facts import RunKind, StopMode, Want
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "live")]
@@ -31,6 +46,7 @@ from sshd import Sshd  # noqa: E402
 RUNNING_SECONDS_MAX = 120.0
 LOOKS = 20
 FAILURES: list[str] = []
+OWNER = Owner(coordinator_id="proof", generation=1)
 
 
 def check(is_so: bool, what: str) -> None:
@@ -87,6 +103,76 @@ def prove_cuts(count: int, seed: int) -> None:
     print(f"      seed {seed}: a launch takes {window_seconds:.1f} s undisturbed; {cut_connections} connections killed in {count} launches; "
           f"to running: median {statistics.median(reached):.1f} s, longest {max(reached):.1f} s")
     check(counts[2] == 0, f"{count} cuts: {counts[1]} times one trainer, {counts[0]} times none (refused, and told so), {counts[2]} times two")
+
+
+def prove_orders(count: int, seed: int) -> None:
+    """The part of a launch that a cut can hurt, without the rest: connect, bring the agent, order the start, until it is acknowledged."""
+    dice, folder = random.Random(seed), Path(tempfile.mkdtemp(prefix="fleetd-orders-"))
+    host = Sshd(folder / "spark-a", "spark-a")
+    plan = HostPlan(name="spark-a", transport="ssh", ssh_config=str(host.ssh_config), root=str(host.root))
+    session = SshSession(plan, OWNER, stage=Releases(StatePaths(folder / "state")).stage)
+    window_seconds, counts, failed_calls, cut_connections, after = 0.0, [0, 0, 0], 0, 0, {}
+    try:
+        session.call("hello", {"protocol": PROTOCOL}, 60.0)
+        for number in range(-1, count):  # the first one is left alone: it says how long it takes here, and so when to cut the others
+            session.close()
+            spec, killed = order_for(f"r{number}", f"{80000 + number}"), []
+            timer = threading.Timer(dice.uniform(0.0, window_seconds), lambda killed=killed: killed.append(host.cut()))
+            started_seconds = time.monotonic()
+            if number >= 0:
+                timer.start()
+            want = WantOrder(sequence=1, want=Want.RUN, actor="test", at=spec.created_at)
+            failed_calls += insist(session, "start", {"spec": encode(spec), "task": None, "want": encode(want)})
+            if number >= 0:
+                timer.join()
+            after[spec.run_id] = 0
+            while not is_running(session, after, spec.run_id):
+                time.sleep(0.05)
+            window_seconds = window_seconds or time.monotonic() - started_seconds
+            alive = len([process for process in psutil.process_iter() if words_of(process) == f"sleep {80000 + number}"])
+            counts[min(alive, 2)] += number >= 0
+            cut_connections += sum(killed)
+            check(alive == 1, f"order {number}: {alive} trainers") if alive != 1 else None
+            stop = replace(want, sequence=2, want=Want.STOP, mode=StopMode.NOW)
+            insist(session, "want", {"run_id": spec.run_id, "want": encode(stop)})
+    finally:
+        time.sleep(5.0)
+        session.close()
+        host.stop()
+    print(f"      seed {seed}: from no connection to a running trainer takes {window_seconds:.1f} s undisturbed; {cut_connections} connections "
+          f"killed, {failed_calls} orders failed and were given again")
+    check(counts == [0, count, 0], f"{count} starts cut at random moments: {counts[1]} times one trainer, {counts[0]} times none, "
+          f"{counts[2]} times two")
+
+
+def order_for(run_id: str, marker: str) -> RunSpec:
+    now = datetime.now(timezone.utc)
+    return RunSpec(
+        run_id=run_id, campaign_id="c", candidate="a", kind=RunKind.TRAIN, owner=OWNER, created_at=now, argv=("sleep", marker), environment={},
+        contract=False, release_digest="", caps=Caps(host_bytes=2**28, accelerator_bytes=0, floor_bytes=0),
+        deadline=DeadlineTerms(final_at=now + timedelta(hours=2), cutoff_at=now + timedelta(hours=1)),
+    )
+
+
+def insist(session: SshSession, order: str, body: dict[str, Any]) -> int:
+    """Order it until it is acknowledged, as the coordinator does; how often the call failed."""
+    failed = 0
+    while True:
+        try:
+            session.call(order, body, 20.0)
+        except HostUnreachable:
+            failed += 1
+        else:
+            return failed
+
+
+def is_running(session: SshSession, after: dict[str, int], run_id: str) -> bool:
+    try:
+        runs = session.call("poll", {"after": {run_id: after[run_id]}, "wait_seconds": 0.2}, 20.0)["runs"]
+    except HostUnreachable:
+        return False
+    found = next((run for run in runs if run["run_id"] == run_id), None)
+    return found is not None and found["observation"] is not None and found["observation"]["state"] == "running"
 
 
 def sleepers(fleet: Fleet, marker: str) -> list[int]:
@@ -174,13 +260,15 @@ def prove_slow(fleet: Fleet, hosts: Hosts, bodies: dict[str, Any]) -> None:
 
 def main() -> int:
     asked = argparse.ArgumentParser()
-    asked.add_argument("parts", nargs="*", default=["cuts", "hosts"])
+    asked.add_argument("parts", nargs="*", default=["hosts", "orders", "cuts"])
     asked.add_argument("--cuts", type=int, default=100)
     asked.add_argument("--seed", type=int, default=1)
     words = asked.parse_args()
     print(subprocess.run(["ssh", "-V"], capture_output=True, text=True, check=False).stderr.strip())
     if "hosts" in words.parts:
         prove_hosts()
+    if "orders" in words.parts:
+        prove_orders(words.cuts, words.seed)
     if "cuts" in words.parts:
         prove_cuts(words.cuts, words.seed)
     print(f"{len(FAILURES)} promises broken")
