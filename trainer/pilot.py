@@ -81,7 +81,13 @@ def check(training: Training, *, host_limit_bytes: int | None, cap_bytes: int | 
 def compare_first_predictions(training: Training) -> None:
     """The long run, before its first step: does it predict what the pilot stored? Told in the evidence; GateFailed when it does not."""
     evidence = read_evidence(training.run_dir)
-    if evidence is None or training.state.step != evidence.get("step") or evidence.get("first_predictions") is not None:
+    if evidence is None:
+        return
+    if evidence.get("passed") is True:
+        # Once more at each start: whoever wrote the evidence may have been killed before the log had its word, or a power cut took the log's
+        # tail, and the campaign waits for it.
+        _log_end(training.records, int(evidence["step"]), "")
+    if training.state.step != evidence.get("step") or evidence.get("first_predictions") is not None:
         return
     found = _reload(training)
     _write(training.run_dir, {**evidence, "passed": evidence["passed"] and found["passed"], "first_predictions": found})
@@ -103,12 +109,17 @@ def begin_afresh(is_asked_to_stop: Callable[[], bool]) -> None:
 
 def _conclude(run_dir: Path, records: RunRecords, step: int, failed: Sequence[str]) -> None:
     because = "; ".join(failed)
-    records.log(event="pilot", phase="end", step=step, passed=not failed, because=because or "reloaded exactly, one more step is finite and fits")
+    _log_end(records, step, because)
     records.lineage("pilot", step=step, passed=not failed, because=because)
     if failed:
         records.log(event="failed", step=step, because=f"the pilot failed: {because}", value=None)
         raise GateFailed("the pilot failed", where=str(run_dir / EVIDENCE_NAME), what=because,
                          fix="mend what it names and launch again; the checkpoint of the pilot is kept")
+
+
+def _log_end(records: RunRecords, step: int, because: str) -> None:
+    passed = not because
+    records.log(event="pilot", phase="end", step=step, passed=passed, because=because or "reloaded exactly, one more step is finite and fits")
 
 
 def _reload(training: Training) -> dict[str, Any]:

@@ -243,6 +243,9 @@ def _between(sight: HostSight, history: History) -> tuple[Action, ...]:
         return (Move(to=RunState.FINISHED, reason=Reason.DEADLINE, detail=late),)
     if state is RunState.HELD and not is_woken:
         return ()
+    if state is RunState.BACKOFF and history.was_rebooted and sight.spec.on_reboot is OnReboot.HOLD:
+        detail = "the host was rebooted while it waited for its next attempt; on_reboot is hold"
+        return (Move(to=RunState.HELD, reason=Reason.HOST_REBOOTED, detail=detail),)
     if state is RunState.BACKOFF and history.next_attempt_at is not None and sight.time.now < history.next_attempt_at:
         return ()
     if sight.is_trainer_lock_held or not sight.is_durable or memory_verdict(sight).line is not Line.NONE or _no_room(sight, history):

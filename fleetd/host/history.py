@@ -66,6 +66,8 @@ class History:
     next_attempt_at: datetime | None = None
     rest_sequence: int = 0
     """The want order in force when the run came to rest: only a later one wakes it."""
+    was_rebooted: bool = False
+    """Whether the host was started again since the run last changed its state."""
     anchor: Anchor | None = None
     clock_seen_at: datetime | None = None
     log_offset: int = 0
@@ -174,7 +176,9 @@ def attempt_started(history: History, number: int) -> History:
 
 def _moved(history: History, move: Move, *, now: datetime, want_sequence: int) -> History:
     check_run_step(history.state, move.to)
-    moved = replace(history, state=move.to, reason=move.reason, detail=move.detail, next_attempt_at=move.next_attempt_at)
+    moved = replace(
+        history, state=move.to, reason=move.reason, detail=move.detail, next_attempt_at=move.next_attempt_at, was_rebooted=False,
+    )
     if move.to is RunState.BACKOFF:
         newest = max((seen.step for seen in history.checkpoints), default=-1)
         fruitless_count = 1 if newest > history.step_at_start else history.fruitless_count + 1

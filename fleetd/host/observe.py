@@ -115,6 +115,8 @@ class AttemptWatch:
         record, exit_record = self.record.get(), self.exit.get()
         if record is not None:
             self.leader.look(record.identity)
+        if record is not None and not record.is_executed and self._shim_is_alive(seconds) is False:
+            self._complete(record)
         self._watch_for_strangers(seconds, record)
         has_ended = self.leader.standing is Standing.GONE or (self.leader.standing is Standing.STRANGER and self.leader.is_dead)
         if record is not None and (thorough or has_ended or self._is_scan_due(seconds, record)):
@@ -130,6 +132,17 @@ class AttemptWatch:
             unverified_seconds=0.0 if self.unverified_since_seconds is None else seconds - self.unverified_since_seconds,
             oom_kill_count=self.oom_kill_count, is_limit_hit=self.is_limit_hit, cap_fault=self.cap_fault, is_contested=self._is_contested(record),
         )
+
+    def _complete(self, record: rundir.AttemptRecord) -> None:
+        """A shim that ended between the exec and its record of it left the argv that the newborn had. Nobody could verify the trainer, and
+        so nobody could stop it, if the one who watches did not write down what is as provable: the very process, running what was ordered."""
+        identity = replace(record.identity, argv=record.argv)
+        if self.leader.standing is not Standing.STRANGER or self.leader.is_dead or not look(identity).is_verified:
+            return
+        try:
+            rundir.write_attempt(self.paths, replace(record, identity=identity, is_executed=True))
+        except OSError:
+            rundir.overwrite_attempt(self.paths, replace(record, identity=identity, is_executed=True))
 
     def welcome(self, seconds: float) -> bool:
         """Take in whoever was born since the last look, where no cgroup counts for us. Whether anybody was, or went."""

@@ -112,7 +112,8 @@ class Supervisor:
     def _resume(self, moment: Moment) -> None:
         """Go on where the last supervisor was: the clock of this boot, and the attempt that may still run."""
         if self.history.anchor is None or self.history.anchor.boot_id != boot_id():
-            self.history = replace(self.history, anchor=self._new_anchor(boot_id(), moment), leader_gone_seconds=None)
+            was_rebooted = self.history.anchor is not None
+            self.history = replace(self.history, anchor=self._new_anchor(boot_id(), moment), leader_gone_seconds=None, was_rebooted=was_rebooted)
         newest = rundir.newest_attempt(self.paths)
         if newest > self.history.attempt:
             self.history = attempt_started(self.history, newest)

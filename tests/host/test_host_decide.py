@@ -256,6 +256,14 @@ def test_a_reboot_resumes_or_holds_as_the_plan_says() -> None:
     assert moves(decide(sight(attempt=gone, of=spec(on_reboot=OnReboot.HOLD)), RUNNING)) == [RunState.HELD]
 
 
+def test_a_reboot_while_a_run_waits_for_its_next_attempt_is_a_reboot_too() -> None:
+    waiting = replace(RUNNING, state=RunState.BACKOFF, is_attempt_over=True, next_attempt_at=START, was_rebooted=True)
+    held = decide(sight(of=spec(on_reboot=OnReboot.HOLD)), waiting)
+    assert moves(held) == [RunState.HELD] and after(waiting, held, 10.0).reason is Reason.HOST_REBOOTED
+    assert not after(waiting, held, 10.0).was_rebooted, "a resume starts it"
+    assert kinds(decide(sight(of=spec(on_reboot=OnReboot.RESUME)), waiting)) == [Move, StartAttempt]
+
+
 def test_progress_brings_the_backoff_back_to_its_first_wait() -> None:
     tired = replace(RUNNING, fruitless_count=5, step_at_start=10)
     fruitless = decide(sight(attempt=ended(1)), tired)[-1]

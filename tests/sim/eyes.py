@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from fleetd.clock import Moment
@@ -131,6 +132,8 @@ class VirtualWatch:
         attempt, record = self.run.attempts[self.number], self.record.value
         if record is not None:
             self.leader.look(record.identity)
+        if record is not None and not record.is_executed and self._shim_is_alive(seconds) is False:
+            self._complete(record)
         strange = record is not None and self.leader.standing in (Standing.STRANGER, Standing.UNKNOWN)
         self.unverified_since_seconds = (self.unverified_since_seconds or seconds) if strange else None
         count: int | None = None
@@ -146,6 +149,12 @@ class VirtualWatch:
             unverified_seconds=0.0 if self.unverified_since_seconds is None else seconds - self.unverified_since_seconds,
             oom_kill_count=self.oom_kill_count,
         )
+
+    def _complete(self, record: AttemptRecord) -> None:
+        identity = replace(record.identity, argv=record.argv)
+        is_ours = isinstance(grip(self.run.machine, identity), Process)
+        if self.leader.standing is Standing.STRANGER and not self.leader.is_dead and is_ours:
+            self.run.attempts[self.number].record = replace(record, identity=identity, is_executed=True)  # in place, where a disk is full
 
     def _shim_is_alive(self, seconds: float) -> bool | None:
         if self.is_shim_reaped:

@@ -8,14 +8,14 @@ from typing import Any
 
 from fleetd.coordinator.loop import replay_journal
 from fleetd.coordinator.sight import Decision, Order, Reply
-from fleetd.coordinator.targets import is_over
+from fleetd.coordinator.targets import has_pilot, is_over
 from fleetd.fleet import Event, Fleet, Run
 from fleetd.wire import encode
 from policies.facts import CampaignStage, Reason, RunKind, RunState, Split
 from policies.freeze import order_faults
 from policies.lifecycle import SETTLED
 from tests.sim.laws import CLOCK_SECONDS, Laws
-from tests.sim.rundir import VirtualJournal
+from tests.sim.rundir import VirtualJournal, VirtualRun
 from tests.sim.world import true_seconds
 
 SETTLING_SECONDS = 400.0
@@ -35,6 +35,7 @@ class FleetLaws(Laws):
         """By run, the number of the event that placed it."""
         self.durable: Fleet | None = None
         self.unanswered: set[int] = set()
+        self.pilots_passed_at: dict[str, float] = {}
         self.heard_since: dict[str, float] = {}
         """By host, since when the coordinator calls it reachable."""
         self.lives: dict[str, tuple[float, float]] = {}
@@ -185,6 +186,9 @@ class FleetLaws(Laws):
             return
         self.counts["documents"] += 1
         observations = self.office.loop.published.sight.observations
+        for name, campaign in self.office.loop.published.fleet.campaigns.items():
+            if campaign.stage is CampaignStage.PILOT:
+                self._is_told_of_its_pilots(name, self.office.loop.published.fleet)
         for lost in [run for run in self.office.loop.published.fleet.runs.values() if run.state is RunState.LOST]:
             self._is_out_of_sight(lost, self.office.loop.published.fleet)
         for run in document["runs"]:
@@ -206,6 +210,24 @@ class FleetLaws(Laws):
         heard_seconds = self.world.seconds - self.heard_since[host.name]
         if host.reachable and heard_seconds > FOUND_SECONDS and self.truths[run.run_id].run.is_locked():
             self.broken("9", f"{run.run_id} is called lost, and {host.name} has answered for {heard_seconds:.0f} s")
+
+    def _is_told_of_its_pilots(self, campaign_id: str, fleet: Fleet) -> None:
+        """No campaign stays in its pilot once each of those that were started has passed, and their hosts have had the time to say so."""
+        campaign, now = fleet.campaigns[campaign_id], self.world.seconds
+        runs = [run for run in (fleet.runs[run_id] for run_id in campaign.runs) if has_pilot(campaign, run) and run.state is not RunState.QUEUED]
+        told = runs and all(run.run_id in self.truths and self._tells_of_its_pilot(self.truths[run.run_id].run) for run in runs)
+        if not told or not all(fleet.hosts[run.host or ""].reachable for run in runs):
+            self.pilots_passed_at.pop(campaign_id, None)
+            return
+        since = self.pilots_passed_at.setdefault(campaign_id, now)
+        if now - since > FOUND_SECONDS:
+            self.broken("liveness", f"{campaign_id} is still in its pilot, which has passed {now - since:.0f} s ago")
+
+    def _tells_of_its_pilot(self, run: VirtualRun) -> bool:
+        is_told = any(entry["kind"] == "pilot" and entry["body"]["passed"] for entry in run.told.values())
+        # What a damaged journal had not been asked for is gone, a verdict too: it is told again at the next start.
+        is_watched = run.is_locked() and bool(run.living_tree()) and not run.machine.is_disk_full
+        return run.has_passed_pilot and not run.is_damaged and (is_told or is_watched)
 
     def _honest(self, what: str, measured: dict[str, Any], look: Any, name: str) -> None:
         value, age_seconds = measured["value"], measured["age_seconds"]

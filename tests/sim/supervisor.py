@@ -182,7 +182,8 @@ class VirtualSupervisor(Supervisor):
     def _resume(self, moment: Moment) -> None:
         if self.history.anchor is None or self.history.anchor.boot_id != self.machine.boot_id:
             anchor = self._new_anchor(self.machine.boot_id, moment)
-            self.history = replace(self.history, anchor=anchor, leader_gone_seconds=None)
+            was_rebooted = self.history.anchor is not None
+            self.history = replace(self.history, anchor=anchor, leader_gone_seconds=None, was_rebooted=was_rebooted)
             self.machine.laws.anchored(self.run_dir, anchor)
         if self.run_dir.newest_attempt > self.history.attempt:
             self.history = attempt_started(self.history, self.run_dir.newest_attempt)

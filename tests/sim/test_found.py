@@ -82,6 +82,16 @@ def test_an_order_to_stop_reaches_a_stuck_run_whose_memory_was_lost() -> None:
     assert bench.state is RunState.STOPPED
 
 
+def test_a_trainer_whose_shim_died_before_it_had_written_of_the_exec_can_still_be_stopped() -> None:
+    bench = Bench(habits=Habits(steps=100, step_seconds=3.0, validate_every=1000, save_every=1000))
+    bench.run.shim_dies_at = "opened"
+    bench.play(60)
+    assert bench.state is RunState.RUNNING and len(bench.run.attempts) == 1
+    bench.order(Want.STOP)
+    bench.play(30)
+    assert bench.state is RunState.STOPPED and bench.run.attempts[1].exit is not None and bench.run.attempts[1].exit.exit_code == 10
+
+
 def test_a_host_whose_clock_is_behind_does_not_stop_its_run_late() -> None:
     bench = Bench(habits=Habits(steps=2000, step_seconds=3.0, validate_every=10_000, save_every=50), clock_seconds=-3600.0)
     bench.play(3700)

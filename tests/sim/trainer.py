@@ -128,6 +128,8 @@ class Trainer:
         if self.fate.kind in ("exit", "leak_hard") and self.fate.at_step == 0:
             return self._exit(self.fate.code)
         self._log(event="start", step=self.step, steps=habits.steps)
+        if run.has_passed_pilot:  # told once more at each start: what was written of it before may be lost
+            self._log(event="pilot", phase="end", step=run.task["pilot"]["steps"], passed=True, because="it reloads exactly")
         if self.step not in run.checkpoints and not (yield from self._save()):
             return None
         while True:

@@ -44,6 +44,10 @@ def change_one_row(run_dir: Path) -> str:
     return str(rows[3]["id"])
 
 
+def pilot_verdicts(run_dir: Path) -> list[bool]:
+    return [record["passed"] for record in log_of(run_dir) if record.get("event") == "pilot" and record["phase"] == "end"]
+
+
 def evidence_of(run_dir: Path) -> dict[str, Any]:
     found = pilot.read_evidence(run_dir)
     assert found is not None
@@ -89,6 +93,16 @@ def test_the_long_run_refuses_to_start_when_it_predicts_something_else_than_the_
     status, output = finish(start(run_dir))
     assert status == TrainerExit.GATE_FAILED and "first predictions" in output
     assert not evidence_of(run_dir)["passed"]
+
+
+def test_a_verdict_that_the_log_lost_is_told_again_before_the_long_run(tmp_path: Path, shards: Path) -> None:
+    run_dir = after_its_steps(tmp_path, shards)
+    pilot.check(prepare(run_dir), host_limit_bytes=None, cap_bytes=None)
+    log = run_dir / "log.jsonl"
+    log.write_text("".join(line for line in log.read_text().splitlines(keepends=True) if '"phase":"end"' not in line or '"pilot"' not in line))
+    assert not pilot_verdicts(run_dir), "as a power cut leaves it: the evidence was synced, the end of the log was not"
+    pilot.compare_first_predictions(prepare(run_dir))
+    assert pilot_verdicts(run_dir) == [True]
 
 
 def test_the_check_names_memory_and_a_weight_without_a_gradient_and_keeps_no_step(tmp_path: Path, shards: Path) -> None:
