@@ -26,7 +26,7 @@ class Faults:
             self._impostor, self._reboot, self._reboot, self._step_host, self._step_office, self._full_host, self._crowd_host, self._full_office,
             self._kill_supervisor, self._kill_supervisor, self._supervisor_dies_between, self._shim_dies_between, self._shim_dies_between,
             self._hang_supervisor, self._kill_shim, self._kill_trainer, self._kill_both, self._hide, self._hog, self._rot, self._unkillable,
-            self._unkillable, self._freeze_trainer, self._damage_job, self._damage_journal, self._lose_history,
+            self._unkillable, self._freeze_trainer, self._damage_job, self._damage_journal, self._lose_history, self._forget_in_silence,
         )
 
     def plan(self, count: int, about: tuple[str, ...] = ()) -> None:
@@ -254,6 +254,24 @@ class Faults:
             run.damage_spool()
             self.world.say(run.machine.name, f"the journal of {run.spec.candidate} is damaged, {len(run.spool.entries)} notices still read")
             run.supervisor.process.leave(int(signal.SIGKILL))
+
+    def _forget_in_silence(self) -> None:
+        """A road is cut for a short while, and a run on its host loses what it had to tell meanwhile."""
+        network = self._network()
+        network.is_cut = True
+        self.world.say("network", f"the road to {network.machine.name} is cut for a short while")
+
+        def forget() -> None:
+            runs = [run for run in network.machine.runs.values() if network.machine.is_up and run.spool.last > run.acknowledged]
+            if runs:
+                run = self.world.random.choice(runs)
+                run.damage_spool()
+                self.world.say(run.machine.name, f"the journal of {run.spec.candidate} is damaged, {len(run.spool.entries)} notices still read")
+                if run.is_locked():
+                    run.supervisor.process.leave(int(signal.SIGKILL))
+            self._mend(network)
+
+        self._for_a_while(6.0, 26.0, forget)
 
     def _unkillable(self) -> None:
         """A process waits in the kernel: it does not die, whatever it is sent. At times its leader does."""

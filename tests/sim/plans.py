@@ -43,9 +43,9 @@ THEMES = (
     ),
     Theme(faults=("cut", "cut", "cut", "reboot"), fates=("exit", "exit", "limit", "grow_hard", "no_exec"), misfortune=0.8),
     Theme(faults=("damage_journal", "damage_journal", "cut", "crash", "reboot", "kill_supervisor"), misfortune=0.6),
-    Theme(faults=("damage_journal", "damage_journal", "damage_journal", "cut", "cut"), fates=("exit", "signal"), misfortune=0.9),
+    Theme(faults=("forget_in_silence", "forget_in_silence", "damage_journal"), fates=("exit", "exit", "limit", "grow_hard"), misfortune=0.9),
     Theme(commands=0.9, faults=("cut", "crash", "reboot", "kill_trainer", "kill_both")),
-    Theme(faults=("damage_job", "crash_between", "cut", "full_office", "full_host"), early_stops=0.6),
+    Theme(faults=("damage_job", "crash_between", "cut", "full_office", "full_host"), early_stops=0.8),
 )
 
 

@@ -77,6 +77,8 @@ class Story:
         if not calm:
             faults.plan(dice.choice((2, 6, 15, 30)), theme.faults)
         self.people.plan(dice.choice((0, 1, 3, 8)))
+        if "damage_job" in theme.faults and world.chance(0.4):
+            self.office.archive.fails[dice.choice(("preflight", "stage"))] = 1
 
     def play(self) -> None:
         world, office = self.world, self.office
@@ -104,7 +106,7 @@ class Story:
             return
         self.people.leave("launch", plan=encode(plan), plan_text="name: demo")
         if self.world.chance(self.theme.early_stops):
-            self.world.after(self.world.between(0.1, 4.0), partial(self.people.leave, "stop", target="all", mode="graceful"))
+            self.world.after(self.world.between(0.1, 9.0), partial(self.people.leave, "stop", target="all", mode="graceful"))
         self.world.after(45.0, self._launch, plan, tries + 1)
 
     def _look(self) -> None:
