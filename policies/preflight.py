@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
-from policies.surveys import Finding, HostSurvey, PythonSurvey
+from policies.surveys import Finding, HostSurvey, PackageSurvey, PythonSurvey
 
 SKEW_SECONDS_TOLERATED = 2.0
 SKEW_SECONDS_MAX = 60.0
@@ -63,14 +63,19 @@ def python_findings(host: str, key: str, survey: PythonSurvey) -> tuple[Finding,
     if survey.missing:
         what = f"{survey.program} has no {', '.join(survey.missing)}"
         found.append(_refuse(host, f"{key} lacks packages", what, f"{survey.program} -m pip install {' '.join(survey.missing)}"))
-    for name, package in survey.packages.items():
-        if package.damaged_count:
-            shown = ", ".join(package.damaged[:DAMAGED_SHOWN_MAX])
-            more = f" and {package.damaged_count - DAMAGED_SHOWN_MAX} more" if package.damaged_count > DAMAGED_SHOWN_MAX else ""
-            what = f"{name} {package.version}: {shown}{more}"
-            repair = f"{survey.program} -m pip install --force-reinstall --no-deps {name}=={package.version}"
-            found.append(_refuse(host, "installed files are not what was installed", what, repair))
+    damaged = {name: package for name, package in survey.packages.items() if package.damaged_count}
+    if damaged:
+        shown = "; ".join(_damage(name, package) for name, package in list(damaged.items())[:DAMAGED_SHOWN_MAX])
+        more = f"; and {len(damaged) - DAMAGED_SHOWN_MAX} more packages" if len(damaged) > DAMAGED_SHOWN_MAX else ""
+        asked = " ".join(f"{name}=={package.version}" for name, package in damaged.items())
+        repair = f"{survey.program} -m pip install --force-reinstall --no-deps {asked}"
+        found.append(_refuse(host, "installed files are not what was installed", f"{shown}{more}", repair))
     return tuple(found)
+
+
+def _damage(name: str, package: PackageSurvey) -> str:
+    more = f" and {package.damaged_count - DAMAGED_SHOWN_MAX} more" if package.damaged_count > DAMAGED_SHOWN_MAX else ""
+    return f"{name} {package.version}: {', '.join(package.damaged[:DAMAGED_SHOWN_MAX])}{more}"
 
 
 def _refuse(host: str, title: str, what: str, fix: str) -> Finding:

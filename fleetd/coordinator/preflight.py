@@ -29,6 +29,7 @@ READ_SECONDS_MAX = 240.0
 HOSTS_AT_ONCE_MAX = 8
 TRAINER_MODULES = ("numpy", "safetensors", "torch", "transformers")
 WORDS_MAX = 300
+OTHERS_SHOWN_MAX = 4
 SSH_PYTHON = "python3"
 
 
@@ -97,7 +98,9 @@ def judge(plan: Plan, looks: dict[str, HostLook]) -> tuple[Finding, ...]:
 def refusal(found: tuple[Finding, ...]) -> RequestRefused:
     """One error for all refusals: the first in full, the others by name."""
     first, others = found[0], found[1:]
-    more = "".join(f"; {each.host}: {each.title}: {each.what}" for each in others)
+    more = "".join(f"; {each.host}: {each.title}: {each.what}" for each in others[:OTHERS_SHOWN_MAX])
+    if len(others) > OTHERS_SHOWN_MAX:
+        more += f"; {len(others) - OTHERS_SHOWN_MAX} more in preflight.json of the campaign"
     title = first.title if not others else f"{first.title}, and {len(others)} more"
     return RequestRefused(title, where=f"host {first.host}", what=f"{first.what}{more}", fix=first.fix)
 

@@ -41,7 +41,9 @@ def describe(modules: list[str], are_files_read: bool) -> dict[str, Any]:
 
 
 def _package(distribution: importlib.metadata.Distribution, readers: ThreadPoolExecutor, are_files_read: bool) -> dict[str, Any]:
-    recorded = [file for file in distribution.files or [] if file.hash is not None and file.hash.mode == "sha256"]
+    # What lies outside the packages' folder, a script or a page of a manual, is imported by nobody and carries this environment's path.
+    inside = (file for file in distribution.files or [] if not str(file).startswith(".."))
+    recorded = [file for file in inside if file.hash is not None and file.hash.mode == "sha256"]
     found: dict[str, Any] = {"version": distribution.version, "files": len(recorded), "files_sha256": "", "damaged": [], "damaged_count": 0}
     if not are_files_read:
         return found
@@ -52,8 +54,7 @@ def _package(distribution: importlib.metadata.Distribution, readers: ThreadPoolE
     ]
     same = hashlib.sha256()
     for name, digest in sorted((str(file), digest) for file, digest in pairs):
-        # What lies outside the packages' folder, such as a script, carries the path of this environment in its first line.
-        if not name.startswith("..") and os.path.basename(name) not in OWN_BOOKKEEPING:
+        if os.path.basename(name) not in OWN_BOOKKEEPING:
             same.update(f"{name} {digest.hex() if digest else 'missing'}\n".encode())
     found.update(files_sha256=same.hexdigest(), damaged=damaged[:DAMAGED_NAMED_MAX], damaged_count=len(damaged))
     return found
