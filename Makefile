@@ -13,7 +13,7 @@ CUTS   ?= 100
 INIT   ?= sshd
 STRIDE ?= 1
 
-.PHONY: demo demo-fleet test check bench bench-trainer chaos deadlines full-disk fuzz live clean prove soak fleet-up fleet-down planted
+.PHONY: demo demo-fleet test check bench bench-trainer chaos deadlines full-disk fuzz live clean prove soak fleet-up fleet-down planted service
 
 demo: $(VENV)/ready
 	$(RUN) examples/manpages/demo.py
@@ -58,6 +58,10 @@ planted: $(VENV)/ready
 # Real trainings run into their cutoff with something broken; the table goes to docs/deadlines.md. SITUATIONS="link down" plays only that.
 deadlines: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(RUN) tests/live/deadline_matrix.py $(if $(SITUATIONS),"$(SITUATIONS)")
+
+# What the suite has no time for of the coordinator as a service, under real systemd. Needs root.
+service: $(VENV)/ready
+	$(VENV)/bin/pytest tests/live/fleet/test_service.py tests/live/fleet/long_service.py
 
 bench: $(VENV)/ready
 	$(RUN) benchmarks/run.py

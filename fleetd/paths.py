@@ -6,6 +6,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+SYSTEM_STATE = Path("/var/lib/fleetd")
+"""Of a coordinator that runs as a service of the whole machine: StateDirectory=fleetd."""
+
 
 @dataclass(frozen=True, slots=True)
 class StatePaths:
@@ -241,6 +244,11 @@ class RunPaths:
     @property
     def supervisor_log(self) -> Path:
         return self.root / "supervisor.log"
+
+    @property
+    def supervisor_environment(self) -> Path:
+        """What systemd gives the supervisor that lives in a unit of its own."""
+        return self.root / "supervisor.env"
 
     @property
     def orders(self) -> Path:

@@ -6,6 +6,7 @@ A status is answered at once whatever a host or a disk does; its ages grow when 
 from __future__ import annotations
 
 import codecs
+import grp
 import os
 import re
 import socket
@@ -61,9 +62,11 @@ _STATUS = {NotFound: 404, FreezeRefused: 409, PlanInvalid: 400, RequestRefused: 
 class Api:
     """The server thread. `daemon` says who answers; `write_report` writes a campaign's report now."""
 
-    def __init__(self, loop: Loop, journal: Journal, daemon: document.Daemon, write_report: WriteReport) -> None:
+    def __init__(
+        self, loop: Loop, journal: Journal, daemon: document.Daemon, write_report: WriteReport, *, socket_group: str | None = None,
+    ) -> None:
         self._loop, self._journal, self._daemon, self._write_report = loop, journal, daemon, write_report
-        self._socket = bind(daemon.paths.socket)
+        self._socket = bind(daemon.paths.socket, socket_group)
         config = uvicorn.Config(self.app(), log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._serve, name="api", daemon=True)
@@ -267,8 +270,9 @@ def _gap(bytes_dropped: int) -> str:
     return f"\n[{bytes_dropped} bytes were dropped here: this file has reached its bound]\n"
 
 
-def bind(path: Path) -> socket.socket:
-    """A listening unix socket at `path` that only this user may use. Called while the state directory's lock is held."""
+def bind(path: Path, group: str | None = None) -> socket.socket:
+    """A listening unix socket at `path` that only this user may use, and `group` where one is named. Called while the state directory's
+    lock is held. A group is one that this user belongs to: nobody else's socket can be given away."""
     path.unlink(missing_ok=True)
     found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
@@ -279,6 +283,19 @@ def bind(path: Path) -> socket.socket:
     finally:
         os.umask(before)
         os.close(folder)
-    os.chmod(path, 0o600)
+    if group is not None:
+        _give_to_group(path, group)
+    os.chmod(path, 0o600 if group is None else 0o660)
     found.listen(BACKLOG)
     return found
+
+
+def _give_to_group(path: Path, group: str) -> None:
+    try:
+        number = grp.getgrnam(group).gr_gid
+        if os.stat(path).st_gid != number:  # as a service it is our own group, and we may give nothing to anybody
+            os.chown(path, -1, number)
+    except (KeyError, OSError) as fault:
+        what = "there is no such group" if isinstance(fault, KeyError) else f"{fault.strerror}; the coordinator's user must belong to it"
+        fix = f"getent group {group}; or leave --socket-group out"
+        raise ExplainedError(f"the socket can't be given to group {group}", where=str(path), what=what, fix=fix) from fault

@@ -32,8 +32,9 @@ from fleetd.campaign import HostPlan
 from fleetd.coordinator.api import SOCKET_PATH_BYTES_MAX, Api, build_status
 from fleetd.coordinator.document import Daemon
 from fleetd.coordinator.jobs import Jobs
-from fleetd.coordinator.loop import Loop
+from fleetd.coordinator.loop import Loop, Published
 from fleetd.coordinator.releases import Releases, code_digest
+from fleetd.coordinator.service_manager import ServiceManager
 from fleetd.coordinator.sessions import LocalSession, Session
 from fleetd.coordinator.ssh_session import SshSession
 from fleetd.coordinator.tidying import forgotten_campaigns, tidy_state
@@ -44,12 +45,14 @@ from fleetd.model import Owner
 from fleetd.paths import CampaignPaths, StatePaths
 from fleetd.wire import WireError, dumps, loads
 from policies.errors import EXIT_BUG, EXIT_OK, ExplainedError, JournalDamaged, from_json
+from policies.lifecycle import ACTIVE
 
 ENV_READY = "FLEETD_READY_FD"
 START_SECONDS_MAX = 30.0
 STOP_SECONDS_MAX = 30.0
 LOCK_PATIENCE_SECONDS = 0.3
 ANSWER_SECONDS_MAX = 5.0
+ANSWER_LOOK_SECONDS = 0.1
 ID_BYTES = 8
 READY_BYTES_MAX = 65536
 CAMPAIGNS_SHOWN_MAX = 3
@@ -62,16 +65,19 @@ ReportWriter = Callable[[CampaignPaths, dict[str, Any]], tuple[Path, Path]]
 _DETACH = "import os, sys\nif os.fork(): os._exit(0)\nos.execv(sys.argv[1], sys.argv[1:])"
 
 
-def run_foreground(state_root: Path, write_report: ReportWriter | None = None) -> int:
-    """Be the coordinator of `state_root` until SIGTERM or SIGINT. ExplainedError when it can't be: another one runs, the journal is damaged."""
-    paths = StatePaths(state_root)
+def run_foreground(state_root: Path, write_report: ReportWriter | None = None, *, socket_group: str | None = None) -> int:
+    """Be the coordinator of `state_root` until SIGTERM or SIGINT. ExplainedError when it can't be: another one runs, the journal is damaged.
+
+    `socket_group`: who may talk to it beside its own user.
+    """
+    paths, manager = StatePaths(state_root), ServiceManager.from_environment()
     _make_root(paths)
     with _only_one(paths):
         logs.to_file(paths.log)
         tidy_state(paths)
         journal = Journal.open(paths.journal)
         try:
-            _serve(paths, journal, write_report or report_writer_by_name)
+            _serve(paths, journal, write_report or report_writer_by_name, manager, socket_group)
         finally:
             journal.close()
     return EXIT_OK
@@ -173,7 +179,7 @@ def report_writer_by_name(paths: CampaignPaths, document: dict[str, Any]) -> tup
     return html, data
 
 
-def _serve(paths: StatePaths, journal: Journal, write_report: ReportWriter) -> None:
+def _serve(paths: StatePaths, journal: Journal, write_report: ReportWriter, manager: ServiceManager, socket_group: str | None) -> None:
     _check_history(paths, journal)
     owner, started_at = _next_generation(paths, journal), clock.read().now
     code_digest()  # read now: files may be replaced by a newer release while this process runs
@@ -194,18 +200,35 @@ def _serve(paths: StatePaths, journal: Journal, write_report: ReportWriter) -> N
     jobs = Jobs(paths, python=sys.executable, releases=releases, write_report=write_now)
     loop = Loop(
         journal, owner, python=sys.executable, make_session=make_session, run_job=jobs.run, forgotten=forgotten_campaigns(paths),
-        kept_clock=KeptClock(paths.clock),
+        kept_clock=KeptClock(paths.clock), came_round=lambda seen: manager.ticked(_service_status(seen)),
     )
-    api = Api(loop, journal, daemon, write_now)
+    api = Api(loop, journal, daemon, write_now, socket_group=socket_group)
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: loop.stop())
     api.start()
     _tell_ready({"pid": os.getpid()})
+    if manager.is_there:
+        threading.Thread(target=_ready_when_it_answers, args=(paths, manager), name="ready", daemon=True).start()
     try:
         loop.run()
     finally:
+        manager.stopping()
         api.close()
+
+
+def _ready_when_it_answers(paths: StatePaths, manager: ServiceManager) -> None:
+    """Ready means that a request was answered, over the socket that everybody uses: a listening one proves nothing."""
+    while answering_pid(paths) != os.getpid():
+        time.sleep(ANSWER_LOOK_SECONDS)
+    manager.ready()
+
+
+def _service_status(seen: Published) -> str:
+    """What `systemctl status` shows: how much there is to watch."""
+    hosts = [run.host for run in seen.fleet.runs.values() if run.state in ACTIVE]
+    watched = f"runs at work: {len(hosts)}, on hosts: {len(set(hosts))}"
+    return watched if seen.journal_health == "ok" else f"{watched}; journal: {seen.journal_health}"
 
 
 def _check_history(paths: StatePaths, journal: Journal) -> None:

@@ -67,10 +67,11 @@ class Loop:
     def __init__(
         self, journal: Journal, owner: Owner, *, python: str, make_session: SessionMaker, run_job: JobRunner,
         forgotten: Callable[[Fleet], dict[str, Plan]] = lambda fleet: {}, kept_clock: KeptClock | None = None,
+        came_round: Callable[[Published], None] = lambda seen: None,
     ) -> None:
         self.inbox = Inbox()
         self._journal, self._owner = journal, owner
-        self._make_session, self._run_job = make_session, run_job
+        self._make_session, self._run_job, self._came_round = make_session, run_job, came_round
         self._links: dict[str, HostLink] = {}
         self._after: dict[str, dict[str, int]] = {}
         self._left_behind: dict[str, tuple[str, ...]] = {}
@@ -122,6 +123,7 @@ class Loop:
             clock_alarm=self._clock_alarm,
         )
         self._act(decision, moment.now)
+        self._came_round(self.published)
 
     def session(self, host: str) -> Session | None:
         """The session of a host, for readers of its files."""

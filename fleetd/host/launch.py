@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import fleetd
 from fleetd import faults
+from fleetd.host.homes import start_in_unit
 from fleetd.host.rundir import read_spec
 from fleetd.paths import HostPaths, RunPaths
 from policies.facts import (
@@ -51,14 +52,17 @@ def program_environment(release: Path) -> dict[str, str]:
 
 
 def start_supervisor(run_dir: Path) -> int:
-    """Start `fleetd.host.supervisor RUN_DIR`: own session, no parent, stdin null, stderr into supervisor.log. Returns its pid.
+    """Start `fleetd.host.supervisor RUN_DIR` in a unit of its own where one can be had, else detached: own session, no parent, stdin null,
+    stderr into supervisor.log. Returns its pid.
 
     OSError when it could not be executed. Whether it got the run's lock is to be seen in `lock` and heartbeat.json.
     """
     run_dir = run_dir.resolve()
     paths = RunPaths(run_dir)
     release = release_folder(run_dir.parent.parent, read_spec(paths).release_digest)
-    return start_detached(program_argv(release, "supervisor", str(run_dir)), program_environment(release), paths.supervisor_log)
+    argv, environment = program_argv(release, "supervisor", str(run_dir)), program_environment(release)
+    pid = start_in_unit(run_dir, argv, environment)
+    return pid if pid is not None else start_detached(argv, environment, paths.supervisor_log)
 
 
 def start_detached(argv: tuple[str, ...], environment: dict[str, str], output: Path) -> int:

@@ -48,13 +48,10 @@ def plan(name: str, limit_bytes: int) -> Scope | str:
     is_root = os.geteuid() == 0
     environment: dict[str, str] = {}
     if not is_root:
-        user = _user_name()
-        runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
-        if not os.path.exists(f"{runtime}/systemd/private") and not os.path.exists(f"{runtime}/bus"):
-            return f"no systemd manager of user {user} is running; fix: loginctl enable-linger {user}"
-        if not (LINGERING / user).exists():
-            return f"a scope of user {user} would end with the last login; fix: loginctl enable-linger {user}"
-        environment = {"XDG_RUNTIME_DIR": runtime}
+        reached = user_manager()
+        if isinstance(reached, str):
+            return reached
+        environment = reached
     unit = f"{cgroups.PREFIX}{name}.scope"
     command = (
         program, *(() if is_root else ("--user",)), "--scope", "--quiet", "--collect", f"--unit={unit}", f"--property=MemoryMax={limit_bytes}",
@@ -62,6 +59,17 @@ def plan(name: str, limit_bytes: int) -> Scope | str:
     )
     manager = "systemd scope" if is_root else "systemd user scope"
     return Scope(unit=unit, manager=manager, command=command, environment=environment, limit_bytes=limit_bytes)
+
+
+def user_manager() -> dict[str, str] | str:
+    """The environment in which this user's service manager is reached, or why nothing can be left to it."""
+    user = _user_name()
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
+    if not os.path.exists(f"{runtime}/systemd/private") and not os.path.exists(f"{runtime}/bus"):
+        return f"no systemd manager of user {user} is running; fix: loginctl enable-linger {user}"
+    if not (LINGERING / user).exists():
+        return f"a scope of user {user} would end with the last login; fix: loginctl enable-linger {user}"
+    return {"XDG_RUNTIME_DIR": runtime}
 
 
 def found(scope: Scope, pid: int) -> tuple[cgroups.Group, CapPart]:

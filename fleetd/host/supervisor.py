@@ -37,6 +37,7 @@ from fleetd.host.history import (
     after_action,
     attempt_started,
 )
+from fleetd.host.homes import own_home
 from fleetd.host.notices import Looks, Spool, observation_of, signal_notices
 from fleetd.host.observe import Observer
 from fleetd.host.processes import boot_id, set_child_subreaper
@@ -338,7 +339,7 @@ def main(arguments: list[str]) -> int:
         return 0
     logs.to_file(paths.supervisor_log)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    logs.changed("supervisor_started", pid=os.getpid(), run=paths.root.name)
+    logs.changed("supervisor_started", pid=os.getpid(), run=paths.root.name, home=own_home())
     try:
         set_child_subreaper()
     except OSError as fault:

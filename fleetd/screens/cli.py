@@ -4,6 +4,7 @@
     commands_watch.py   status logs events wait report
     commands_act.py     stop resume evaluate daemon version
     commands_hosts.py   drain undrain fence clear takeover
+    commands_service.py service install, status, uninstall
 
 Every expected failure is three lines on stderr and its exit code; anything else is our bug: traceback into a file, one line, exit 70.
 Heavy libraries are imported inside the verbs that need them, so that `fleetd status` answers at once.
@@ -19,7 +20,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fleetd.screens import commands_act, commands_hosts, commands_plan, commands_watch, terminal
+from fleetd.screens import commands_act, commands_hosts, commands_plan, commands_service, commands_watch, terminal
 from policies.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, ExplainedError, PlanInvalid
 
 app = typer.Typer(
@@ -44,7 +45,7 @@ def _options(
         os.environ["FLEETD_STATE"] = str(state.absolute())
 
 
-for _commands in (commands_plan, commands_watch, commands_act, commands_hosts):
+for _commands in (commands_plan, commands_watch, commands_act, commands_hosts, commands_service):
     _commands.add_to(app)
 
 

@@ -5,6 +5,7 @@ Nothing here starts a coordinator or retries: a command says at once that nobody
 
 from __future__ import annotations
 
+import grp
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from fleetd.paths import StatePaths
+from fleetd.paths import SYSTEM_STATE, StatePaths
 from policies.errors import ExplainedError, HostUnreachable, from_json
 
 CONNECT_SECONDS_MAX = 3.0
@@ -119,7 +120,12 @@ class Client:
 
     def _away(self, fault: Exception) -> CoordinatorAway:
         if self.paths.root.exists() and not os.access(self.paths.root, os.X_OK, effective_ids=True):
-            owner = self.paths.root.stat().st_uid
+            owner, group = self.paths.root.stat().st_uid, self.paths.root.stat().st_gid
+            if self.paths.root == SYSTEM_STATE:
+                return CoordinatorAway(
+                    "the machine's coordinator is not open to you", where=str(self.paths.root), what=f"you are not in its group {group_name(group)}",
+                    fix=f"sudo usermod --append --groups {group_name(group)} $USER, and log in again",
+                )
             return CoordinatorAway(
                 "this coordinator belongs to somebody else", where=str(self.paths.root), what=f"only user {owner} may look into it",
                 fix=f"sudo -u '#{owner}' fleetd --state {self.paths.root} status, or set FLEETD_STATE to a directory of your own",
@@ -144,3 +150,10 @@ class Client:
             return path if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX else path[-SOCKET_PATH_BYTES_MAX:]
         self._folder = os.open(self.paths.root, os.O_PATH | os.O_DIRECTORY)
         return str(Path(f"/proc/self/fd/{self._folder}") / self.paths.socket.name)
+
+
+def group_name(number: int) -> str:
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return str(number)

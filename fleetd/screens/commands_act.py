@@ -117,6 +117,7 @@ class Act(str, Enum):
 
 def daemon(
     act: Annotated[Act, typer.Argument(help="run: in the foreground; start: detached from this terminal; stop: end it.")] = Act.RUN,
+    socket_group: Annotated[str | None, typer.Option(metavar="GROUP", help="A group that may use the socket too, beside this user.")] = None,
     as_json: AsJson = False,
 ) -> int:
     """Be, start or stop the coordinator. Whatever becomes of it, runs on hosts go on."""
@@ -124,7 +125,7 @@ def daemon(
 
     root = terminal.paths().root
     if act is Act.RUN:
-        code: Any = run_foreground(root)
+        code: Any = run_foreground(root, socket_group=socket_group)
         return code if isinstance(code, int) else EXIT_OK
     if act is Act.START:
         pid, started = ensure_running(root)

@@ -64,10 +64,12 @@ def launch(
     if faults := local_preflight(loaded):
         terminal.complain_of(faults[1:])
         raise faults[0]
-    paths = terminal.paths()
-    pid, started = ensure_running(paths.root)
-    terminal.say(f"{'started the' if started else 'using the'} coordinator, pid {pid}, state {paths.root}", talk=as_json)
-    with terminal.connect() as client:
+    found = terminal.coordinator()
+    paths = found.paths
+    pid, started = (None, False) if found.is_system else ensure_running(paths.root)
+    with Client(paths) as client:
+        pid = pid or int(client.status()["coordinator"]["pid"])  # nobody but its manager starts the machine's own
+        terminal.say(f"{'started the' if started else 'using the'} coordinator, pid {pid}, state {paths.root}", talk=as_json)
         answer = client.launch(encode(loaded.plan), loaded.text, terminal.actor())
         campaign_id = str(answer["campaign_id"])
         if as_json:

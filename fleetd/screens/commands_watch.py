@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fleetd.screens import layout, streams, terminal, view_run, views, waiting, words
-from fleetd.screens.client import CoordinatorAway
+from fleetd.screens.client import Client, CoordinatorAway
 from fleetd.screens.commands_act import check_target
 from fleetd.screens.document import Target, campaigns, find, find_campaign, find_run, is_over, narrow
 from policies.errors import EXIT_OK, EXIT_UNREACHABLE, ExplainedError, PlanInvalid
@@ -52,13 +52,13 @@ def status(
             from fleetd.screens.tui import watch_fleet
 
             client.status()
-            return watch_fleet(terminal.paths(), target)
+            return watch_fleet(client.paths, target)
         try:
             document = client.status()
         except CoordinatorAway as fault:
             if not as_json:
                 raise
-            return _nobody(fault)
+            return _nobody(fault, client)
     chosen = find(document, target) if target else None
     shown = narrow(document, chosen) if chosen else document
     if as_json:
@@ -72,10 +72,10 @@ def status(
     return EXIT_UNREACHABLE if silent else EXIT_OK
 
 
-def _nobody(fault: CoordinatorAway) -> int:
+def _nobody(fault: CoordinatorAway, client: Client) -> int:
     """The JSON document of a fleet that nobody coordinates."""
     terminal.complain(fault, as_json=False)
-    nobody = {"schema": 1, "coordinator": None, "state_dir": str(terminal.paths().root)}
+    nobody = {"schema": 1, "coordinator": None, "state_dir": str(client.paths.root)}
     terminal.emit({**nobody, "error": fault.to_json(), "exit_code": fault.exit_code})
     return fault.exit_code
 

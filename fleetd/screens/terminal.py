@@ -17,6 +17,7 @@ from typing import Any
 from fleetd.paths import StatePaths, state_root
 from fleetd.screens import layout
 from fleetd.screens.client import Client
+from fleetd.screens.finding import Found, find
 from fleetd.screens.layout import Line
 from policies.errors import ExplainedError
 
@@ -72,11 +73,20 @@ def complain_of(faults: Iterable[ExplainedError]) -> None:
 
 
 def paths() -> StatePaths:
+    """This user's own directory, for what this command itself writes."""
     return StatePaths(state_root())
 
 
+def coordinator() -> Found:
+    """The coordinator that this command talks to. Which one is said on stderr, where it could be another."""
+    found = find()
+    if found.note:
+        say(found.note, talk=True)
+    return found
+
+
 def connect() -> Client:
-    return Client(paths())
+    return Client(coordinator().paths)
 
 
 def actor() -> str:

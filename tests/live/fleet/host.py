@@ -165,7 +165,7 @@ class Host:
     def inside(self) -> list[str]:
         """What stands before a command that shall run on it."""
         assert self.pid is not None, f"{self.name} is off"
-        return ["nsenter", "--target", str(self.pid), "--mount", "--uts", "--ipc", "--pid", "--net", "--cgroup", "--root", "--wd=/", "--"]
+        return ["nsenter", "--target", str(self.pid), "--mount", "--uts", "--ipc", "--pid", "--net", "--cgroup", "--root", "--wd", "--"]
 
     def _start(self) -> None:
         groups = self._groups()

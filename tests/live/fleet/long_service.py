@@ -1,0 +1,141 @@
+"""`make service`: the rest of what is claimed of the units, under real systemd. Longer than the suite has time for."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.host import Host
+from fleet.service_kit import change, client_of, fleetd, launch_printer, lives, running, shown, systemctl, take_away, until
+from fleetd.host.homes import escape
+from fleetd.paths import RunPaths
+
+USER_ID = 1500
+AS_USER = (f"XDG_RUNTIME_DIR=/run/user/{USER_ID}",)
+OWN_STATE = "/home/fleet/.local/state/fleetd"
+ROOT = "/srv/host"
+
+
+@pytest.fixture
+def host(systemd_host: Host) -> Iterator[Host]:
+    systemd_host.power_on()
+    yield systemd_host
+    take_away(systemd_host)
+
+
+@pytest.fixture
+def lingering(host: Host) -> Host:
+    host.run("loginctl", "enable-linger", "fleet")
+    until(lambda: host.path(f"/run/user/{USER_ID}/systemd/private").exists(), "the user's manager runs", host)
+    return host
+
+
+def user_shown(host: Host, unit: str, name: str) -> str:
+    return str(host.run("env", *AS_USER, "systemctl", "--user", "show", "--value", f"--property={name}", unit, user="fleet").stdout).strip()
+
+
+def run_paths(host: Host, run: dict[str, Any]) -> RunPaths:
+    return RunPaths(host.path(f"{ROOT}/runs/{run['run_id']}"))
+
+
+def supervisor_pid(paths: RunPaths) -> int:
+    return int(json.loads(paths.supervisor.read_text(encoding="utf-8"))["identity"]["pid"])
+
+
+def unit_of(run: dict[str, Any]) -> str:
+    return f"fleetd-run@{escape(Path(ROOT, 'runs', run['run_id']))}.service"
+
+
+def test_a_users_service_keeps_each_supervisor_in_a_unit_of_the_users_manager(lingering: Host, tmp_path: Path) -> None:
+    host = lingering
+    said = fleetd(host, "service", "install", "--user", user="fleet", environment=AS_USER).stdout
+    assert "run       systemctl --user enable --now fleetd.service" in said and "enable-linger" not in said
+    with client_of(host, OWN_STATE) as client:
+        first = client.status()["coordinator"]
+        launch_printer(client, tmp_path, ROOT)
+        run = until(lambda: running(client), "the run runs", host)
+        trainer, paths, unit = run["pid"]["value"], run_paths(host, run), unit_of(run)
+        assert f'home="{unit} of the user manager"' in paths.supervisor_log.read_text(encoding="utf-8")
+        assert user_shown(host, unit, "MainPID") == str(supervisor_pid(paths))
+        part = run["memory"]["parts"]["cgroup"]
+        is_delegated = host.path(f"/sys/fs/cgroup/user.slice/user-{USER_ID}.slice/user@{USER_ID}.service/memory.max").exists()
+        assert (part["grade"] == "enforced") == is_delegated, f"without a memory controller nothing may pretend to be a cap: {part}"
+
+        host.run("kill", "-9", str(supervisor_pid(paths)))
+        until(lambda: user_shown(host, unit, "NRestarts") == "1", "systemd starts the supervisor again", host)
+        again = until(lambda: running(client), "the run is watched again", host)
+        assert (again["pid"]["value"], again["attempt"]) == (trainer, 1)
+
+        host.run("kill", "-9", str(first["pid"]))
+        until(lambda: client.status()["coordinator"]["generation"] == first["generation"] + 1, "the coordinator comes back", host)
+        host.run("env", *AS_USER, "systemctl", "--user", "stop", "fleetd.service", user="fleet")
+        assert lives(host, trainer) and user_shown(host, unit, "ActiveState") == "active"
+
+
+def test_without_lingering_a_supervisor_is_detached_and_the_service_says_that_it_ends_with_the_login(lingering: Host, tmp_path: Path) -> None:
+    host = lingering
+    fleetd(host, "service", "install", "--user", user="fleet", environment=AS_USER)
+    host.run("rm", "/var/lib/systemd/linger/fleet")
+    assert "ends with your last login" in fleetd(host, "service", "status", "--user", user="fleet", environment=AS_USER).stdout
+    with client_of(host, OWN_STATE) as client:
+        launch_printer(client, tmp_path, ROOT)
+        run = until(lambda: running(client), "the run runs", host)
+        assert "home=detached" in run_paths(host, run).supervisor_log.read_text(encoding="utf-8")
+
+
+def test_roots_supervisors_live_in_units_of_the_machine_without_a_limit_and_the_sweep_starts_them_after_a_reboot(host: Host, tmp_path: Path) -> None:
+    host.run("mkdir", "-p", ROOT)
+    fleetd(host, "service", "install", "--no-start", "--root", ROOT)
+    start = ("setsid", "-f", "env", "FLEETD_STATE=/srv/state", sys.executable, "-m", "fleetd.screens.cli", "daemon")
+    host.run("sh", "-c", 'exec "$@" < /dev/null > /dev/null 2>&1', "start", *start)
+    with client_of(host, "/srv/state") as client:
+        until(lambda: client.status(), "the coordinator answers", host)
+        launch_printer(client, tmp_path, ROOT)
+        run = until(lambda: running(client), "the run runs", host)
+        paths, unit = run_paths(host, run), unit_of(run)
+        assert shown(host, unit, "MainPID") == str(supervisor_pid(paths)) and shown(host, unit, "MemoryMax") == "infinity"
+        assert limit_of(host, f"/system.slice/{shown(host, unit, 'ControlGroup').removeprefix('/system.slice/')}") is None
+        record = json.loads(paths.attempt(1).record.read_text(encoding="utf-8"))
+        group = record["cgroup"].partition(":")[0]
+        limit = next(path for path in (host.path(f"{group}/memory.limit_in_bytes"), host.path(f"{group}/memory.max")) if path.exists())
+        assert int(limit.read_text(encoding="ascii")) == 128 << 20, "the trainer's limit, read back from its cgroup"
+
+    host.power_cycle()
+    assert not run_paths(host, run).attempt(2).started.exists()
+    systemctl(host, "start", "fleetd-sweep.service")
+    until(lambda: run_paths(host, run).attempt(2).started.exists(), "the next attempt is started without any coordinator", host)
+    assert shown(host, unit, "ActiveState") == "active"
+    systemctl(host, "start", "fleetd-sweep.timer")
+    assert shown(host, "fleetd-sweep.timer", "ActiveState") == "active"
+
+
+def limit_of(host: Host, group: str) -> int | None:
+    for path in (host.path(f"/sys/fs/cgroup/memory{group}/memory.limit_in_bytes"), host.path(f"/sys/fs/cgroup{group}/memory.max")):
+        if path.exists():
+            text = path.read_text(encoding="ascii").strip()
+            return None if text == "max" or int(text) >= 1 << 60 else int(text)
+    raise AssertionError(f"{group} has no memory controller")
+
+
+@pytest.mark.parametrize("is_asked_for", [True, False])
+def test_stopping_the_service_stops_runs_only_where_the_operator_asked_for_it(host: Host, tmp_path: Path, is_asked_for: bool) -> None:
+    fleetd(host, "service", "install", "--no-start", *(["--stop-runs"] if is_asked_for else []))
+    change(host, "fleetd.service", "ProcSubset=all")
+    systemctl(host, "start", "fleetd.service")
+    with client_of(host, "/var/lib/fleetd") as client:
+        launch_printer(client, tmp_path, "/var/lib/fleetd/host")
+        run = until(lambda: running(client), "the run runs", host)
+        trainer = run["pid"]["value"]
+        output = RunPaths(host.path(f"/var/lib/fleetd/host/runs/{run['run_id']}")).attempt(1).stdout
+        host.run("systemctl", "kill", "--kill-whom=main", f"--signal={signal.SIGKILL.value}", "fleetd.service")
+        until(lambda: client.status()["coordinator"]["generation"] == 2, "a crash stops nothing", host)
+        assert lives(host, trainer)
+        systemctl(host, "stop", "fleetd.service")
+        assert lives(host, trainer) is not is_asked_for
+        assert ("asked" in output.read_text(encoding="utf-8")) is is_asked_for
