@@ -2,6 +2,7 @@
 
     hosts           gx10, spark-a, spark-b, reached over real ssh; restored after each test, so write what a test keeps below /srv
     systemd_host    gx10 alone, with real systemd as pid 1
+    installed       the same, with the machine's service installed and not started yet
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import pytest
 
 from fleet.host import Host
 from fleet.hosts import Hosts, missing_needs
+from fleet.service_kit import SERVICE_LIMIT_BYTES, WATCHDOG_SECONDS, change, fleetd, take_away
 
 
 @pytest.fixture(scope="session")
@@ -39,3 +41,17 @@ def systemd_hosts() -> Iterator[Hosts]:
 @pytest.fixture
 def systemd_host(systemd_hosts: Hosts) -> Host:
     return systemd_hosts["gx10"]
+
+
+@pytest.fixture
+def installed(systemd_host: Host) -> Iterator[Host]:
+    """The machine's service, installed by the command and not started yet. A limit is asked for so that one can be read back."""
+    host = systemd_host
+    host.power_on()
+    host.run("sh", "-c", "echo secret > /etc/key && chmod 600 /etc/key")
+    said = fleetd(host, "service", "install", "--no-start", "--credential", "ssh-key=/etc/key").stdout
+    assert "wrote     /etc/systemd/system/fleetd.service" in said and "run       systemctl daemon-reload" in said
+    # /proc/sys is shown to the unit only here: its agent runs inside the unit, as that of a service never does.
+    change(host, "fleetd.service", f"WatchdogSec={WATCHDOG_SECONDS}", "RestartSec=0.2", "ProcSubset=all", f"MemoryMax={SERVICE_LIMIT_BYTES}")
+    yield host
+    take_away(host)

@@ -20,6 +20,8 @@ USER_ID = 1500
 AS_USER = (f"XDG_RUNTIME_DIR=/run/user/{USER_ID}",)
 OWN_STATE = "/home/fleet/.local/state/fleetd"
 ROOT = "/srv/host"
+STATE = "/var/lib/fleetd"
+UNITS = Path("/etc/systemd/system")
 
 
 @pytest.fixture
@@ -139,3 +141,26 @@ def test_stopping_the_service_stops_runs_only_where_the_operator_asked_for_it(ho
         systemctl(host, "stop", "fleetd.service")
         assert lives(host, trainer) is not is_asked_for
         assert ("asked" in output.read_text(encoding="utf-8")) is is_asked_for
+
+
+def test_who_may_talk_to_it_and_what_installing_and_uninstalling_touch(installed: Host) -> None:
+    host = installed
+    systemctl(host, "start", "fleetd.service")
+    before = shown(host, "fleetd.service", "MainPID")
+    refused = fleetd(host, "status", user="fleet", check=False)
+    assert refused.returncode == 8 and "usermod --append --groups fleetd" in refused.stderr
+    host.run("usermod", "--append", "--groups", "fleetd", "fleet")
+    answered = fleetd(host, "status", user="fleet")
+    assert "nothing was launched yet" in answered.stdout and f"this is the machine's coordinator, {STATE}" in answered.stderr
+
+    said = fleetd(host, "service", "install", "--credential", "ssh-key=/etc/key").stdout
+    assert f"unchanged {UNITS}/fleetd.service" in said and shown(host, "fleetd.service", "MainPID") == before
+    host.run("sh", "-c", f"echo '# mine' >> '{UNITS}/fleetd-run@.service'")
+    refused = fleetd(host, "service", "install", check=False)
+    assert refused.returncode == 3 and "it is changed by hand" in refused.stderr and shown(host, "fleetd.service", "MainPID") == before
+
+    said = fleetd(host, "service", "uninstall").stdout
+    assert "(changed by hand)" in said and f"removed   {UNITS}/fleetd.service" in said
+    assert not host.path(UNITS / "fleetd.service").exists() and host.path(UNITS / "fleetd-run@.service").exists()
+    assert host.path(UNITS / "fleetd.service.d/test.conf").exists() and host.path(f"{STATE}/journal.db").exists()
+    assert shown(host, "fleetd.service", "ActiveState") == "inactive" and not lives(host, int(before))

@@ -23,6 +23,8 @@ from fleetd.wire import encode
 from policies.errors import ExplainedError
 
 WAIT_SECONDS_MAX = 60.0
+SERVICE_LIMIT_BYTES = 3 << 30
+"""A limit that the tests ask for, so that there is one to be read back."""
 WATCHDOG_SECONDS = 5
 """Of the tests: a busy machine must not look like a hung loop, and nobody wants to wait for a minute."""
 
