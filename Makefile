@@ -34,6 +34,7 @@ chaos: $(VENV)/ready
 # The whole of it takes most of an hour.
 full-disk: $(VENV)/ready
 	nice -n 5 $(RUN) tests/chaos/full_sweep.py --stride $(STRIDE)
+	FULL_DISK_STRIDE=$(STRIDE) nice -n 5 $(VENV)/bin/pytest -q tests/coordinator/test_full_disk_jobs.py
 	nice -n 5 $(RUN) tests/chaos/full_trainings.py
 
 # Simulated campaigns with faults for so many seconds, from new seeds, or from SEED=n on. From 300 s on every transition has to be reached.
