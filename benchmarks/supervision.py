@@ -4,7 +4,7 @@
     slowdown   one training of our own, with fleetd's processes on and off (SIGSTOP, SIGCONT) in turns: pairs of neighbouring windows
     news       from the end of a trainer's process (held by a pidfd) to its attempt standing as ended in `GET /v1/status`
 
-All of it in one run of one machine. How busy that machine was with others stands in the head: a share or a delay means little without.
+How busy the machine was with others stands above each table: a share or a delay means little without.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ LOOK_SECONDS = 0.02
 NEWS_SECONDS_MAX = 30.0
 ROLES = ("supervisor", "shim", "agent", "coordinator")
 TABLE = ROOT / "benchmarks" / "README.md"
-START, END = "<!-- figures of benchmarks/supervision.py -->", "<!-- end of figures -->"
 DIES = (
     "import signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1]); print('ready', flush=True); "
     "signal.sigwait([signal.SIGUSR1]); sys.exit(int(sys.argv[1]))"
@@ -60,21 +59,26 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=WINDOW_SECONDS, help="window of the cost")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="pairs of windows of the slowdown")
     parser.add_argument("--deaths", type=int, default=DEATHS, help="deaths, a third of each kind")
-    parser.add_argument("--write", action="store_true", help="put the figures into benchmarks/README.md")
+    parser.add_argument("--write", action="store_true", help="put the tables into benchmarks/README.md")
+    parser.add_argument("--only", choices=("cost", "slowdown", "news"), action="append", help="only these, the others stay as they were measured")
     given = parser.parse_args()
-    busy = Busy()
-    parts = [measured(cost, given.seconds), measured(slowdown, given.pairs), measured(news, given.deaths)]
-    text = f"{busy.words()}\n\n" + "\n\n".join(parts)
-    print(text)
-    if given.write:
-        before, _, rest = TABLE.read_text(encoding="utf-8").partition(START)
-        TABLE.write_text(f"{before}{START}\n\n{text}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    parts: dict[str, tuple[Callable[[Fleet, Any], str], Any]] = {
+        "cost": (cost, given.seconds), "slowdown": (slowdown, given.pairs), "news": (news, given.deaths),
+    }
+    for name in given.only or parts:
+        text = measured(*parts[name])
+        print(f"{text}\n", flush=True)
+        if given.write:
+            start, end = f"<!-- {name} of benchmarks/supervision.py -->", f"<!-- end of {name} -->"
+            before, _, rest = TABLE.read_text(encoding="utf-8").partition(start)
+            TABLE.write_text(f"{before}{start}\n\n{text}\n\n{end}{rest.partition(end)[2]}", encoding="utf-8")
 
 
 def measured(part: Callable[[Fleet, Any], str], amount: Any) -> str:
-    fleet = Fleet(EXAMPLE)
+    fleet, busy = Fleet(EXAMPLE), Busy()
     try:
-        return part(fleet, amount)
+        table = part(fleet, amount)
+        return f"{busy.words()}\n\n{table}"
     finally:
         fleet.close()
 
@@ -93,7 +97,7 @@ class Busy:
         return (
             f"Measured {self._at:%Y-%m-%d %H:%M} UTC on {os.cpu_count()} cores ({platform.machine()}), Linux {platform.release()}, "
             f"Python {platform.python_version()}. {1 - idle / whole:.0%} of its processor time was in use meanwhile, the trainers' own share "
-            f"included; load average at the end {load}."
+            f"included; load average at the end {load}; its own priority was nice {os.nice(0)}."
         )
 
 
