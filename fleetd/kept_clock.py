@@ -5,7 +5,8 @@
     after another boot     nothing was counted: the wall clock is believed, but never an earlier time than what was kept
 
 The coordinator keeps one pair in its state directory, and the agents one in the root of their host, from which supervisors and shims
-begin to count. A person who knows that the wall clock is right again removes the file: the next process believes what it reads.
+begin to count. A person who knows that the wall clock is right removes the file while nobody renews it: the next process believes what it
+reads.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class Loop:
         wall, counted, path = format_moment(read.now), format_moment(time.now), self._kept_clock.path
         if time.alarm is not None and not self._clock_alarm:
             logs.failed("clock_stepped", wall=wall, counted=counted)
-        fix = "correct it" if path is None else f"correct it; if it is right as it is: rm {path}, and start the coordinator again"
+        fix = "correct it" if path is None else f"correct it; if it is right as it is: end the coordinator, rm {path}, start it again"
         self._clock_alarm = f"the wall clock was stepped to {wall}, counted is {counted}; {fix}" if time.alarm is not None else ""
         return ClockPair(now=time.now, boottime_seconds=read.boottime_seconds)
 
