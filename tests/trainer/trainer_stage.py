@@ -135,10 +135,10 @@ def start(run_dir: Path, *words: str, blocked: frozenset[int] = frozenset(), **e
                             stderr=subprocess.STDOUT, text=True, preexec_fn=block if blocked else None)
 
 
-def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+def finish(process: subprocess.Popen[str], seconds: float = STORY_SECONDS_MAX) -> tuple[int, str]:
     """Exit status and output; a process that does not end in time is killed and fails the test."""
     try:
-        output, _ = process.communicate(timeout=STORY_SECONDS_MAX)
+        output, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
