@@ -261,6 +261,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--row", type=int, action="append", choices=range(len(ROWS)), help="only these; the page is written once all are there")
     parser.add_argument("--keep", metavar="FILE", help="gather rows over several calls, all of the same code and seed")
+    parser.add_argument("--page", action="store_true", help="prove nothing more: write the page of what is kept")
     given = parser.parse_args()
     fix_arithmetic(1)
     import transformers.models.gpt2.modeling_gpt2
@@ -270,7 +271,7 @@ def main() -> int:
 
     code, kept = code_digest(), read_kept(given.keep)
     assert kept.setdefault("made by", [code, SEED]) == [code, SEED], "rows of other code, or from another seed"
-    for number in given.row or range(len(ROWS)):
+    for number in () if given.page else given.row or range(len(ROWS)):
         name = list(ROWS)[number]
         kept.setdefault("rows", {})[name], kept["environment"] = proved(name)
         if given.keep:
