@@ -28,6 +28,8 @@ from policies.facts import CapGrade, ProcessIdentity
 from policies.identity import Standing
 
 SCAN_SECONDS = 10.0
+WELCOME_SECONDS = 0.25
+"""Between two looks for newborn processes: each of the whole machine is one."""
 SHIM_PATIENCE_SECONDS = 10.0
 """A shim that was started just before its supervisor died needs a moment to write shim.json."""
 
@@ -104,6 +106,7 @@ class AttemptWatch:
         self.oom_kill_count = 0
         self.is_limit_hit = True
         self.cap_fault = ""
+        self.welcome_due_seconds = float("-inf")
         self.host_peak_bytes: int | None = None
         self.is_adopted = shim_pid is None
 
@@ -149,13 +152,10 @@ class AttemptWatch:
         record = self.record.value
         if record is None or self.leader.standing is not Standing.VERIFIED:
             return False
-        group, before = cgroups.decode_group(record.cgroup), self.members
-        if group.memory is not None:
+        if seconds < self.welcome_due_seconds or cgroups.decode_group(record.cgroup).memory is not None:
             return False
-        if not group.folders:
-            self._welcome(record)
-        elif cgroups.processes_in(group) != self.cgroup_pids:
-            self._scan(seconds, record)
+        self.welcome_due_seconds, before = seconds + WELCOME_SECONDS, self.members
+        self._welcome(record)
         return self.members is not before
 
     def never(self) -> frozenset[int]:

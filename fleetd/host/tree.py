@@ -70,7 +70,7 @@ def members(
         return ()
     # Every proof is read between two looks at the start time (the row here, the identity in _member), so it can't belong to
     # a process that had the pid before or after.
-    rows = _processes(all_pids() if among is None or ancestor is not None else among)
+    rows = _processes(all_pids() if among is None else among)
     grouped = frozenset(cgroups.processes_in(cgroups.decode_group(cgroup)))
     if session is not None and not _session_is_ours(session, leader):
         session = None
@@ -238,7 +238,9 @@ def _descends(row: _Row, ancestor: int, rows: dict[int, _Row], stops: frozenset[
     for _ in range(ANCESTRY_DEPTH_MAX):
         if row.parent == ancestor:
             return True
-        parent = rows.get(row.parent)
+        if row.parent <= 0:
+            return False
+        parent = rows.get(row.parent) or _row(row.parent)  # among a few, whoever they descend from is looked at as it is needed
         if parent is None or parent.pid in stops or parent.start_ticks > row.start_ticks:
             return False
         row = parent

@@ -19,12 +19,13 @@ import pytest
 from host_edges import python
 from host_runs import HostRun, needs_root, spec_for, wait_for
 
-from fleetd.host import cgroups, meters, sampler, tree
+from fleetd.host import cgroups, meters, rundir, sampler, tree
 from fleetd.host.cgroups import Group
+from fleetd.host.observe import AttemptWatch
 from fleetd.host.processes import identity_of
 from fleetd.host.sampler import Sampler
 from fleetd.host.tree import Member
-from fleetd.model import Caps
+from fleetd.model import CapPart, Caps
 from policies.facts import MIB, CapGrade, Reason, RunState
 
 CAPS = Caps(host_bytes=200 * MIB, accelerator_bytes=MIB, floor_bytes=0)
@@ -91,11 +92,11 @@ def running(code: str, *arguments: str, group: Group | None = None) -> Iterator[
         child.communicate(b"\n\n")
 
 
-def grow(child: subprocess.Popen[bytes]) -> None:
+def grow(child: subprocess.Popen[bytes], said: bytes = b"more\n") -> None:
     assert child.stdin is not None and child.stdout is not None
     child.stdin.write(b"m")
     child.stdin.flush()
-    assert child.stdout.readline() == b"more\n"
+    assert child.stdout.readline() == said
 
 
 def test_a_cgroup_counts_shared_memory_once_and_needs_no_proportional_shares(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,6 +203,41 @@ def test_a_file_in_memory_is_watched_between_two_looks_from_the_first_on() -> No
         grow(child)
         assert not watched.peek(1.0000001), "it has cost its share of the time"
         assert watched.peek(60.0) and before_bytes is not None and before_bytes < 100 * MIB
+
+
+FORKS_WHEN_TOLD = """
+import os
+os.write(1, b"0\\n")
+os.read(0, 1)
+if os.fork() == 0:
+    os.setsid()
+    os.write(1, b"born\\n")
+    os.read(0, 1)
+    os._exit(0)
+os.read(0, 1)
+"""
+
+
+def test_without_a_cgroup_whoever_was_born_between_two_looks_is_counted_at_the_next_peek(tmp_path: Path) -> None:
+    run = HostRun(tmp_path / "root", spec_for("1", "1")).create()
+    assert rundir.create_attempt(run.paths) == 1
+    with running(FORKS_WHEN_TOLD) as (child, (leader,)):
+        record = rundir.AttemptRecord(
+            attempt=1, identity=leader.identity, argv=leader.identity.argv,
+            token="captest", cgroup=None, cap=CapPart(grade=CapGrade.ABSENT, means=""), session=child.pid, at=run.spec.created_at,
+        )
+        rundir.write_attempt(run.paths, record)
+        watch = AttemptWatch(run.paths, 1, 0.0, None, MIB)
+        watch.shim.look(identity_of(os.getpid()))  # whoever descends from the shim is of the tree
+        watch.look(1.0, thorough=True)
+        assert [member.identity.pid for member in watch.members] == [child.pid]
+        grow(child, b"born\n")
+
+        assert watch.welcome(2.0) and len(watch.members) == 2
+        assert not watch.welcome(2.1), "not at every peek of a tree that grows fast"
+        watch.close()
+        assert child.stdin is not None
+        child.stdin.write(b"mm")
 
 
 ORDINARY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
