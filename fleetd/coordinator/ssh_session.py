@@ -63,10 +63,11 @@ class SshSession:
 
     def _establish(self, until_seconds: float) -> AgentLine:
         try:
-            self._road.connect(until_seconds)
-            porter = self._road.porter(until_seconds)
-            release = self._stage(self.courier)
-            agent = start_agent(self._road, porter, release, until_seconds)
+            connection = self._road.connect(until_seconds)
+            with connection.deadline(until_seconds - time.monotonic(), "start of the agent"):
+                porter = self._road.porter(until_seconds)
+                release = self._stage(self.courier)
+                agent = start_agent(self._road, porter, release, until_seconds)
         except ExplainedError:
             self.close()
             raise

@@ -31,7 +31,7 @@ def over_ssh(fleet: Fleet, host: Sshd, **changes: Any) -> dict[str, Any]:
 
 
 def test_a_training_over_ssh_is_supervised_copied_chosen_and_judged_though_its_connection_is_cut(fleet: Fleet, spark: Sshd) -> None:
-    campaign_id = fleet.launch(fleet.plan(hosts=over_ssh(fleet, spark), candidates={"one": {}}))
+    campaign_id = fleet.launch(fleet.plan(hosts=over_ssh(fleet, spark), candidates={"one": {"training": {"steps": 40}}}))
     fleet.until(lambda document: document["runs"] and document["runs"][0]["state"] == "running", "training over there")
     assert spark.cut() > 0
 
