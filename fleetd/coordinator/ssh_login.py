@@ -43,7 +43,9 @@ def log_in(transport: paramiko.Transport, target: SshTarget) -> None:
                 more = transport.auth_publickey(target.user, key)
             except paramiko.BadAuthenticationType as fault:
                 raise _refused(target, f"it takes no keys, only {', '.join(fault.allowed_types)}") from fault
-            except paramiko.AuthenticationException:
+            except paramiko.AuthenticationException as fault:
+                if not transport.is_active():  # also what paramiko calls a connection that ended before the answer
+                    raise _cut_off(target, offer, fault) from fault
                 offer.tried.append(f"{name} {_fingerprint(key)}")
             except (paramiko.SSHException, EOFError, OSError) as fault:
                 if not transport.is_active():

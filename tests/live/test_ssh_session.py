@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import paramiko
 import pytest
 from sshd import Sshd, fingerprint, make_key
 
@@ -152,6 +155,38 @@ def test_who_is_not_let_in_is_told_which_keys_were_tried(restored: Sshd, tmp_pat
         connect(restored, user="nobody-of-that-name")
 
 
+class HangsUp(paramiko.ServerInterface):
+    """A host whose network ends just when a key is offered."""
+
+    def __init__(self, transport: paramiko.Transport) -> None:
+        self.transport = transport
+
+    def get_allowed_auths(self, username: str) -> str:
+        return "publickey"
+
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        self.transport.close()
+        return paramiko.AUTH_FAILED
+
+
+def test_a_connection_that_is_cut_during_the_login_is_no_refusal(restored: Sshd) -> None:
+    """A refusal would end a launch; a cut is tried again."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        port = door.getsockname()[1]
+        restored.know(f"[127.0.0.1]:{port} {restored.host_key}")
+
+        def serve() -> None:
+            transport = paramiko.Transport(door.accept()[0])
+            transport.add_server_key(paramiko.PKey.from_path(restored.folder / "hostkey"))
+            transport.start_server(event=threading.Event(), server=HangsUp(transport))
+
+        server = threading.Thread(target=serve)
+        server.start()
+        with pytest.raises(HostUnreachable, match="hung up during the login"):
+            connect(restored, port=port)
+        server.join()
+
+
 def test_a_key_behind_a_passphrase_is_named_and_works_through_an_agent(restored: Sshd, tmp_path: Path) -> None:
     locked = tmp_path / "locked"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", str(locked)], check=True)
@@ -165,13 +200,13 @@ def test_a_key_behind_a_passphrase_is_named_and_works_through_an_agent(restored:
     opened.write_bytes(locked.read_bytes())
     opened.chmod(0o600)
     subprocess.run(["ssh-keygen", "-q", "-p", "-P", "secret", "-N", "", "-f", str(opened)], check=True, capture_output=True)
-    socket = tmp_path / "agent"
-    agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.DEVNULL)
+    door = tmp_path / "agent"
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(door)], stdout=subprocess.DEVNULL)
     try:
-        while not socket.exists():
+        while not door.exists():
             time.sleep(0.01)
-        subprocess.run(["ssh-add", "-q", str(opened)], env={**os.environ, "SSH_AUTH_SOCK": str(socket)}, check=True)
-        restored.configure(IdentityFile=str(locked), IdentityAgent=str(socket))
+        subprocess.run(["ssh-add", "-q", str(opened)], env={**os.environ, "SSH_AUTH_SOCK": str(door)}, check=True)
+        restored.configure(IdentityFile=str(locked), IdentityAgent=str(door))
         connect(restored)
     finally:
         agent.terminate()
