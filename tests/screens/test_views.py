@@ -131,6 +131,19 @@ def test_a_long_history_keeps_the_status_short() -> None:
     assert "and 4 older: fleetd status CAMPAIGN shows one" in text
 
 
+def test_a_host_shows_how_strongly_a_cap_can_hold_there() -> None:
+    parts = {"cgroup": {"grade": "absent", "means": "no cgroup is mounted"}, "sampler": {"grade": "sampled", "means": ""},
+             "floor": {"grade": "sampled", "means": ""}, "allocator": {"grade": "enforced", "means": ""}}
+
+    def shown(cgroup: str) -> str:
+        means = {**parts, "cgroup": {"grade": cgroup, "means": ""}}
+        return text_of(views.host_lines({"hosts": [canned.host("gx10", facts={"cap_means": means})]}, width=160))
+
+    assert "caps S sampled" in shown("absent"), "what holds the accelerator's part alone is no grade of the host's"
+    assert "caps E enforced" in shown("enforced")
+    assert "caps" not in text_of(views.host_lines({"hosts": [canned.host("gx10")]}, width=160)), "a host that has not told"
+
+
 def test_a_run_that_nobody_knows_stands_below_its_host_with_what_stops_it() -> None:
     document = canned.training()
     unknown = {"run_id": "20261130-090000-lost-low", "pid": 4711, "state": "running", "supervisor": "alive", "want": "run"}
