@@ -126,6 +126,12 @@ def test_a_file_in_memory_that_is_only_read_is_not_the_readers():
         os.unlink(file)
 
 
-def test_mapped_shared_memory_stands_in_the_resident_size_and_is_not_counted_again():
-    with holding(SHARE) as (child, line):
-        assert tmpfs.unmapped_bytes((member(child.pid), member(int(line)))) == 0
+def test_a_mapped_file_in_memory_stands_in_the_resident_size_and_is_not_counted_again():
+    code = (
+        "import mmap, os; file = os.memfd_create('x'); os.ftruncate(file, 64 * 2**20); mapped = mmap.mmap(file, 64 * 2**20)\n"
+        "mapped[:] = b'x' * len(mapped); os.write(1, b'held\\n'); os.read(0, 1)"
+    )
+    with holding(code) as (child, _):
+        members = (member(child.pid),)
+        assert meters.tree_memory(members).host_bytes >= 64 * MIB
+        assert tmpfs.unmapped_bytes(members) == 0
