@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
+from fleetd.campaign import Plan
 from fleetd.screens import terminal, words
 from fleetd.screens.client import Client
 from fleetd.screens.document import campaigns, find_campaign
-from policies.errors import EXIT_OK
+from policies.errors import EXIT_OK, RequestRefused
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.yaml.")]
@@ -66,6 +67,8 @@ def launch(
         raise faults[0]
     found = terminal.coordinator()
     paths = found.paths
+    if found.is_system:
+        refuse_local(loaded.plan)
     pid, started = (None, False) if found.is_system else ensure_running(paths.root)
     with Client(paths) as client:
         pid = pid or int(client.status()["coordinator"]["pid"])  # nobody but its manager starts the machine's own
@@ -83,6 +86,17 @@ def launch(
             return _follow(client, campaign_id)
     terminal.say(f"  watch:  fleetd status\n  follow: fleetd follow {campaign_id}\n  stop:   fleetd stop {campaign_id}")
     return EXIT_OK
+
+
+def refuse_local(plan: Plan) -> None:
+    """RequestRefused for a host that the machine's coordinator would have to reach without SSH."""
+    local = next((host.name for host in plan.hosts if host.is_local), None)
+    if local is not None:
+        raise RequestRefused(
+            "the machine's coordinator reaches its own machine through SSH too", where=f"host {local} of the plan",
+            what="without it the runs would live inside the walls of its service, with no GPU in sight",
+            fix=f"transport: ssh for {local}; or use a coordinator of your own: fleetd daemon start",
+        )
 
 
 def follow(campaign: Annotated[str, typer.Argument(metavar="CAMPAIGN")]) -> int:

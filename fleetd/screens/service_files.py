@@ -56,8 +56,8 @@ class Service:
         names = [COORDINATOR, RUN, *([SWEEP, TIMER] if self.roots else [])]
         found = {self.folder / name: self.render(name) for name in names}
         if self.is_system and self.user == "fleetd":
-            account = f'u fleetd - "fleetd coordinator" {self.state} /bin/sh\n'
-            found[accounts_folder() / ACCOUNT] = marked(f"# The user of fleetd.service; it stays when the service goes.\n{account}")
+            account = f'u {self.user} - "coordinator of training campaigns" {self.state} /bin/sh\n'
+            found[accounts_folder() / ACCOUNT] = marked(f"# The user of {COORDINATOR}; it stays when the service goes.\n{account}")
         return found
 
     def render(self, name: str) -> str:
@@ -68,7 +68,7 @@ class Service:
             text = re.sub(rf"^# \[{part}\]\n(.*?)^# \[/{part}\]\n", inner, text, flags=re.MULTILINE | re.DOTALL)
         if re.search(r"[\"'\\$]", self.python):
             what = "the path of a unit's program may hold no quote, no backslash and no $"
-            raise RequestRefused("systemd can't start this interpreter", where=self.python, what=what, fix="install fleetd below another path")
+            raise RequestRefused("systemd can't start this interpreter", where=self.python, what=what, fix="install it below another path")
         values = {
             "PYTHON": word(self.python), "STATE": word(str(self.state)), "USER": self.user,
             "GROUP": self.socket_group or self.user,
@@ -112,7 +112,7 @@ def refuse_foreign(paths: list[Path]) -> None:
         found = standing(path)
         if found in (Standing.FOREIGN, Standing.CHANGED):
             fix = f"keep what you need of it as a drop-in ({path}.d/own.conf), then: mv {path} {path}.old"
-            raise RequestRefused("a file is in the way that fleetd must not replace", where=str(path), what=f"it is {found.value}", fix=fix)
+            raise RequestRefused("a file is in the way that is not ours to replace", where=str(path), what=f"it is {found.value}", fix=fix)
 
 
 def write(path: Path, text: str) -> str:

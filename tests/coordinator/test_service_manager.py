@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import http.server
+import json
 import os
 import select
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fleetd.coordinator.daemon import answering_pid
+from fleetd.coordinator.daemon import _ready_when_it_answers, answering_pid
 from fleetd.coordinator.service_manager import ServiceManager
 from fleetd.paths import StatePaths
 
@@ -85,6 +89,42 @@ def test_a_coordinator_is_ready_once_it_answers_is_alive_by_its_loop_and_says_wh
 
     coordinator.send_signal(signal.SIGTERM)
     assert manager.hear_of("STOPPING") and coordinator.wait(30) == 0
+
+
+class Door(socketserver.ThreadingUnixStreamServer):
+    """Something that takes connections where a coordinator's socket is, and answers as whoever it is told to be."""
+
+    daemon_threads = True
+    answers_as = 0
+
+
+class DoorHandler(http.server.BaseHTTPRequestHandler):
+    def address_string(self) -> str:
+        return "unix"
+
+    def log_message(self, *_: object) -> None:
+        """Nothing to be said."""
+
+    def do_GET(self) -> None:
+        assert isinstance(self.server, Door)
+        body = json.dumps({"coordinator": {"pid": self.server.answers_as}}).encode() if self.server.answers_as else b"not yet"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def test_a_socket_that_listens_and_does_not_answer_for_us_is_not_ready(manager: Manager, tmp_path: Path) -> None:
+    paths = StatePaths(tmp_path)
+    with Door(str(paths.socket), DoorHandler) as door:
+        threading.Thread(target=door.serve_forever, daemon=True).start()
+        threading.Thread(target=_ready_when_it_answers, args=(paths, ServiceManager(str(manager.path))), daemon=True).start()
+        assert manager.hear(0.5) == {}, "it listens, and answers nonsense"
+        door.answers_as = os.getppid()
+        assert manager.hear(0.5) == {}, "it answers as somebody else"
+        door.answers_as = os.getpid()
+        assert manager.hear()["READY"] == "1"
+        door.shutdown()
 
 
 def test_nobody_else_may_speak_for_the_service(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fleet.host import Host
-from fleet.service_kit import change, client_of, fleetd, launch_printer, lives, running, shown, systemctl, take_away, until
+from fleet.service_kit import change, client_of, fleetd, launch_printer, lives, running, shown, systemctl, take_away, until, write_printer
 from fleetd.host.homes import escape
 from fleetd.paths import RunPaths
 
@@ -21,6 +21,7 @@ AS_USER = (f"XDG_RUNTIME_DIR=/run/user/{USER_ID}",)
 OWN_STATE = "/home/fleet/.local/state/fleetd"
 ROOT = "/srv/host"
 STATE = "/var/lib/fleetd"
+KEY_OF_SERVICE = "/run/credentials/fleetd.service/ssh-key"
 UNITS = Path("/etc/systemd/system")
 
 
@@ -143,6 +144,14 @@ def test_stopping_the_service_stops_runs_only_where_the_operator_asked_for_it(ho
         assert ("asked" in output.read_text(encoding="utf-8")) is is_asked_for
 
 
+def test_a_plan_that_reaches_a_host_without_ssh_is_not_launched_with_the_machines_coordinator(installed: Host, tmp_path: Path) -> None:
+    systemctl(installed, "start", "fleetd.service")
+    plan = write_printer(tmp_path, f"{STATE}/host")
+    installed.run("tee", "/srv/plan.yaml", text_in=plan.read_text(encoding="utf-8"))
+    refused = fleetd(installed, "launch", "/srv/plan.yaml", check=False)
+    assert refused.returncode == 3 and "reaches its own machine through SSH too" in refused.stderr
+
+
 def test_who_may_talk_to_it_and_what_installing_and_uninstalling_touch(installed: Host) -> None:
     host = installed
     systemctl(host, "start", "fleetd.service")
@@ -164,3 +173,21 @@ def test_who_may_talk_to_it_and_what_installing_and_uninstalling_touch(installed
     assert not host.path(UNITS / "fleetd.service").exists() and host.path(UNITS / "fleetd-run@.service").exists()
     assert host.path(UNITS / "fleetd.service.d/test.conf").exists() and host.path(f"{STATE}/journal.db").exists()
     assert shown(host, "fleetd.service", "ActiveState") == "inactive" and not lives(host, int(before))
+
+
+def test_the_machines_service_reaches_its_own_host_through_ssh_and_what_runs_there_is_outside_its_walls(host: Host, tmp_path: Path) -> None:
+    fleetd(host, "service", "install", "--no-start", "--credential", "ssh-key=/root/.ssh/id_ed25519")
+    change(host, "fleetd.service")
+    systemctl(host, "start", "fleetd.service")
+    login = {"transport": "ssh", "user": "root", "agent_python": "/usr/bin/python3", "identity_file": KEY_OF_SERVICE}
+    with client_of(host, STATE) as client:
+        launch_printer(client, tmp_path, ROOT, **login)
+        run = until(lambda: running(client), "the run runs", host)
+        trainer, unit = run["pid"]["value"], unit_of(run)
+        assert f'home="{unit} of the system manager"' in run_paths(host, run).supervisor_log.read_text(encoding="utf-8")
+        walls = "NoNewPrivs:\t1"
+        assert walls in host.path(f"/proc/{shown(host, 'fleetd.service', 'MainPID')}/status").read_text(encoding="utf-8")
+        assert walls not in host.path(f"/proc/{trainer}/status").read_text(encoding="utf-8")
+        systemctl(host, "restart", "fleetd.service")
+        again = until(lambda: running(client), "it is found again", host)
+        assert (again["pid"]["value"], again["attempt"]) == (trainer, 1)

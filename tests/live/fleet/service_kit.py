@@ -82,20 +82,25 @@ def client_of(host: Host, state: str) -> Client:
     return Client(StatePaths(host.path(state)))
 
 
-def launch_printer(client: Client, folder: Path, root: str) -> str:
-    """A campaign of one command that prints a line a second and says when it is asked to stop."""
+def launch_printer(client: Client, folder: Path, root: str, **host: str) -> str:
+    """Launch the campaign below past the command line."""
+    loaded = load_plan(write_printer(folder, root, **host))
+    return str(client.launch(encode(loaded.plan), loaded.text, "test")["campaign_id"])
+
+
+def write_printer(folder: Path, root: str, **host: str) -> Path:
+    """The plan of one command that prints a line a second and says when it is asked to stop."""
     talk = "trap 'echo asked; exit 0' TERM; n=0; while :; do n=$((n+1)); echo line $n; sleep 1; done"
     plan = {
         "name": "printer", "deadline": "30m", "reserve": {"minimum": "10s", "margin": 0},
-        "hosts": {"gx10": {"root": root, "capacity": "1GiB", "floor": "64MiB"}},
+        "hosts": {"gx10": {"root": root, "capacity": "1GiB", "floor": "64MiB", **host}},
         "defaults": {"memory_cap": "128MiB", "restarts": {"max": 2, "window": "10m", "first": "1s", "ceiling": "2s"},
                      "stop": {"grace_floor": "2s", "grace_ceiling": "10s"}, "working_directory": "/"},
         "candidates": {"printer": {"command": ["sh", "-c", talk], "signal": "group"}},
     }
     path = folder / "plan.yaml"
     path.write_text(yaml.safe_dump(plan), encoding="utf-8")
-    loaded = load_plan(path)
-    return str(client.launch(encode(loaded.plan), loaded.text, "test")["campaign_id"])
+    return path
 
 
 def running(client: Client) -> dict[str, Any] | None:
