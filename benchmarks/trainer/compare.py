@@ -130,14 +130,14 @@ def cell_of(measured: dict[str, Any]) -> stage.Cell:
 
 
 def table(measured: list[dict[str, Any]]) -> str:
-    head = ("model", "threads, clock", "ours", "Trainer", "plain loop", "ours / Trainer", "ours / plain", "matrix product",
+    head = ("model", "threads, clock, tokens a step", "ours", "Trainer", "plain loop", "ours / Trainer", "ours / plain", "matrix product",
             "ours of it", "losses apart")
     rows = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for each in measured:
         speeds = [spread(each["rounds"][who], ",.0f") for who in WHO[:3]]
         beside = [spread(ratios(each, other), ".2f") for other in WHO[1:3]]
         limit = f"{statistics.median(each['rounds']['matmul']):.0f} GFLOP/s"
-        cells = [cell_of(each).name, f"{each['threads']}, {each['clock']}", *speeds, *beside, limit, f"{share_of_limit(each):.0%}",
+        cells = [cell_of(each).name, f"{each['threads']}, {each['clock']}, {each['tokens']:,}", *speeds, *beside, limit, f"{share_of_limit(each):.0%}",
                  f"{each['loss_apart']:.1e}"]
         rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows)
@@ -156,10 +156,11 @@ def main() -> int:
     parser.add_argument("--cell", action="append", choices=CELLS, help="only these")
     parser.add_argument("--keep", metavar="FILE", help="add the figures to this JSON file, and show all that it holds")
     parser.add_argument("--write", action="store_true", help="write docs/training.md")
+    parser.add_argument("--page", action="store_true", help="measure nothing more: show what is kept")
     given = parser.parse_args()
     kept: dict[str, Any] = json.loads(Path(given.keep).read_text()) if given.keep and Path(given.keep).exists() else {}
     cells = kept.setdefault("cells", {})
-    for name in given.cell or CELLS:
+    for name in () if given.page else given.cell or CELLS:
         vocabulary, window = map(int, name.split(":"))
         cells[name] = measure(stage.Cell(vocabulary=vocabulary, window=window, threads=given.threads, tokens=given.tokens), given.rounds, given.clock)
         if given.keep:
