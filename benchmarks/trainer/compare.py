@@ -137,8 +137,8 @@ def table(measured: list[dict[str, Any]]) -> str:
         speeds = [spread(each["rounds"][who], ",.0f") for who in WHO[:3]]
         beside = [spread(ratios(each, other), ".2f") for other in WHO[1:3]]
         limit = f"{statistics.median(each['rounds']['matmul']):.0f} GFLOP/s"
-        cells = [cell_of(each).name, f"{each['threads']}, {each['clock']}, {each['tokens']:,}", *speeds, *beside, limit, f"{share_of_limit(each):.0%}",
-                 f"{each['loss_apart']:.1e}"]
+        how = f"{each['threads']}, {each['clock']}, {each['tokens']:,}"
+        cells = [cell_of(each).name, how, *speeds, *beside, limit, f"{share_of_limit(each):.0%}", f"{each['loss_apart']:.1e}"]
         rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows)
 
