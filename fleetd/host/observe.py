@@ -98,6 +98,7 @@ class AttemptWatch:
         self.exit = Cached(paths.attempt(number).exit, lambda: rundir.read_exit(paths, number))
         self.shim_record = Cached(paths.shim, lambda: rundir.read_program(paths.shim))
         self.leader, self.shim = Held(), Held()
+        self._leader_process: tuple[str, int, int] | None = None
         self.members: tuple[tree.Member, ...] = ()
         self.scanned_seconds: float | None = None
         self.cgroup_pids: tuple[int, ...] = ()
@@ -117,7 +118,13 @@ class AttemptWatch:
     def look(self, seconds: float, *, thorough: bool) -> AttemptSight:
         record, exit_record = self.record.get(), self.exit.get()
         if record is not None:
-            self.leader.look(record.identity)
+            self._look_at_leader(record.identity)
+        if record is not None and exit_record is None and not record.is_executed and self.leader.is_dead and self._shim_is_alive(seconds):
+            # Sent away from its gate: the record of it could not be made durable, and the shim that lives will bear another, or say why not.
+            return AttemptSight(
+                number=self.number, standing=None, is_executed=False, shim_is_alive=True, is_started=rundir.is_started(self.paths, self.number),
+                age_seconds=seconds - self.began_seconds,
+            )
         if record is not None and not record.is_executed and self._shim_is_alive(seconds) is False:
             self._complete(record)
         self._watch_for_strangers(seconds, record)
@@ -135,6 +142,15 @@ class AttemptWatch:
             unverified_seconds=0.0 if self.unverified_since_seconds is None else seconds - self.unverified_since_seconds,
             oom_kill_count=self.oom_kill_count, is_limit_hit=self.is_limit_hit, cap_fault=self.cap_fault, is_contested=self._is_contested(record),
         )
+
+    def _look_at_leader(self, recorded: ProcessIdentity) -> None:
+        """A shim that had to send its first newborn away records another one: whoever held the first one knows nothing of the second."""
+        process = (recorded.boot_id, recorded.pid, recorded.start_ticks)
+        if self._leader_process not in (None, process):
+            self.leader.close()
+            self.leader, self.scanned_seconds = Held(), None
+        self._leader_process = process
+        self.leader.look(recorded)
 
     def _complete(self, record: rundir.AttemptRecord) -> None:
         """A shim that ended between the exec and its record of it left the argv that the newborn had. Nobody could verify the trainer, and

@@ -43,7 +43,8 @@ STORY_SECONDS_MAX = 60.0
 LOOK_SECONDS = 0.1
 SWEEP_SECONDS = 3.0
 """After so long without a supervisor an agent would start one."""
-STEPS, EVERY = 12, 4
+STEPS, EVERY, PACE_SECONDS = 12, 4, 0.3
+"""A trainer that lives longer than whatever could be done to it by mistake waits for."""
 LAUNCHES_MAX = 5
 ASKS_MAX = 5
 SUPERVISE = "import sys; from pathlib import Path; from fleetd.host.launch import start_supervisor; start_supervisor(Path(sys.argv[1]))"
@@ -70,7 +71,7 @@ Story = Callable[[Path, Plan], Outcome]
 def host_story(folder: Path, plan: Plan) -> Outcome:
     """One run of the fake trainer, from its first supervisor to its last record."""
     folder.mkdir()
-    run, tap, told = HostRun(folder, spec_for(f"{STEPS}", "0.05", f"every={EVERY}")).create(), Tap(folder, plan), set[str]()
+    run, tap, told = HostRun(folder, spec_for(f"{STEPS}", f"{PACE_SECONDS}", f"every={EVERY}")).create(), Tap(folder, plan), set[str]()
     end_seconds, free_since_seconds = time.monotonic() + STORY_SECONDS_MAX, None
     faults: list[str] = []
     try:

@@ -19,7 +19,7 @@ SAMPLE: list[tuple[Story, Plan]] = [
     *((host_story, Plan(role="supervisor", number=number)) for number in (4, 40, 75)),
     *((host_story, Plan(role="supervisor", number=number, mode="full")) for number in (9, 58, 85)),
     (host_story, Plan(role="supervisor", number=64, mode="short")),
-    *((host_story, Plan(role="shim", number=number, mode=mode)) for number, mode in ((2, "once"), (16, "short"), (20, "full"))),
+    *((host_story, Plan(role="shim", number=number, mode=mode)) for number, mode in ((2, "once"), (16, "short"), (19, "once"), (19, "full"))),
 ]
 WRITER = """
 import os, sys

@@ -110,7 +110,7 @@ def test_a_cgroup_in_which_something_lives_is_left_alone(start: Callable[..., Ho
 def test_a_killed_writers_temporary_is_removed_and_a_living_ones_is_kept(
     start: Callable[..., HostRun], purse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FLEETD_FAULT", f"supervisor:heartbeat.json written:kill:{purse}")
+    monkeypatch.setenv("FLEETD_FAULT", f"supervisor:heartbeat.json written#4:kill:{purse}")  # by then a shim lives that starts another
     run = start("100", "0.05")
     wait_for(lambda: not (purse / "coin-0").exists(), 10, run.log_text)
     wait_for(lambda: list(run.paths.root.glob(".heartbeat.json-*.tmp")), 10, run.log_text)
