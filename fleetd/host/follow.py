@@ -21,6 +21,7 @@ from fleetd.paths import RunPaths
 
 LOG_READS_PER_TICK_MAX = 64
 CHECKPOINTS_REMEMBERED_MAX = 50
+LOOK_AGAIN_SECONDS = 1.5
 PILOT_WORDS_MAX = 1000
 
 Tell = Callable[..., None]
@@ -34,6 +35,7 @@ class Follower:
         self.log_grew_seconds = seconds
         """Boottime at which the log was last seen to grow, or an attempt began."""
         self._checkpoints_mark: int | None = None
+        self._checkpoints_changed_seconds = seconds
         self._output_fault = ""
 
     def follow(self, history: History, moment: Moment, tell: Tell) -> History:
@@ -71,14 +73,16 @@ class Follower:
         return history
 
     def _checkpoints(self, history: History, moment: Moment, tell: Tell) -> History:
-        """The folder's time changes when a checkpoint appears under its name, or goes."""
+        """The folder's time changes when a checkpoint appears under its name, or goes. It counts in steps of milliseconds: what appears just
+        after a look may leave it as it is, so that after a change one more look is worth it."""
         try:
             mark = os.stat(self.paths.checkpoints).st_mtime_ns
         except OSError:
             return history
-        if mark == self._checkpoints_mark:
+        if mark != self._checkpoints_mark:
+            self._checkpoints_mark, self._checkpoints_changed_seconds = mark, moment.boottime_seconds
+        elif moment.boottime_seconds - self._checkpoints_changed_seconds > LOOK_AGAIN_SECONDS:
             return history
-        self._checkpoints_mark = mark
         claims = rundir.newest_checkpoints(self.paths)[:CHECKPOINTS_REMEMBERED_MAX]
         known = {(seen.step, seen.digest) for seen in history.checkpoints}
         for claim in reversed(claims):
