@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -41,6 +42,8 @@ from policies.lifecycle import SETTLED
 
 STORY_SECONDS_MAX = 60.0
 LOOK_SECONDS = 0.1
+TELL_SECONDS = 1.2
+"""A trouble that is over before the next tick and the next look need not be seen."""
 SWEEP_SECONDS = 3.0
 """After so long without a supervisor an agent would start one."""
 STEPS, EVERY, PACE_SECONDS = 12, 4, 0.3
@@ -72,12 +75,14 @@ def host_story(folder: Path, plan: Plan) -> Outcome:
     """One run of the fake trainer, from its first supervisor to its last record."""
     folder.mkdir()
     run, tap, told = HostRun(folder, spec_for(f"{STEPS}", f"{PACE_SECONDS}", f"every={EVERY}")).create(), Tap(folder, plan), set[str]()
-    end_seconds, free_since_seconds = time.monotonic() + STORY_SECONDS_MAX, None
+    end_seconds, free_since_seconds, shown_seconds = time.monotonic() + STORY_SECONDS_MAX, None, None
     faults: list[str] = []
     try:
         tap.run([sys.executable, "-c", SUPERVISE, str(run.paths.root)], dict(os.environ))
         while (seen := run.seen()) is None or seen.state not in SETTLED or rundir.is_locked(run.paths.lock):
-            told |= set(seen.alarms) if seen is not None else set()
+            if seen is not None:
+                told |= set(seen.alarms)
+                shown_seconds = shown_seconds or time.monotonic()
             if time.monotonic() > end_seconds:
                 faults.append(f"not settled after {STORY_SECONDS_MAX:.0f} s: {seen}\n{run.log_text()}")
                 break
@@ -87,7 +92,7 @@ def host_story(folder: Path, plan: Plan) -> Outcome:
                 free_since_seconds = None
             time.sleep(LOOK_SECONDS)
         if not faults:
-            faults += [*_host_faults(run), *_silence(tap, told, "supervisor", run.paths.journal.name)]
+            faults += [*_host_faults(run), *_silence(tap, told, "supervisor", run.paths.journal.name, shown_seconds)]
     except AssertionError as fault:
         faults.append(str(fault))
     finally:
@@ -115,9 +120,13 @@ def _host_faults(run: HostRun) -> list[str]:
     return [f"{name}: {value} instead of {wanted[name]}" for name, value in found.items() if value != wanted[name]]
 
 
-def _silence(tap: Tap, told: set[str], role: str, journal: str) -> list[str]:
-    """A journal that could not be written for a while, and nobody was told."""
-    is_due = tap.plan.mode == "full" and any(call.role == role and call.name.rpartition("/")[2].startswith(journal) for call in tap.refused)
+def _silence(tap: Tap, told: set[str], role: str, journal: str, shown_seconds: float | None) -> list[str]:
+    """A journal that could not be written for a while, and nobody was told. Before a supervisor has shown itself for the first time a full
+    disk keeps it from that: then the figure of the host's disk tells."""
+    is_due = tap.plan.mode == "full" and shown_seconds is not None and any(
+        call.role == role and call.name.rpartition("/")[2].startswith(journal)
+        and shown_seconds < call.at_seconds < tap.full_until_seconds - TELL_SECONDS for call in tap.refused
+    )
     return ["nobody was told of the full disk"] if is_due and not any("journal" in text for text in told) else []
 
 
@@ -129,13 +138,17 @@ def coordinator_story(folder: Path, plan: Plan, releases: Path | None = None, ke
     for place in (state, host) if releases is not None else ():
         place.mkdir(mode=0o700)
         shutil.copytree(releases / place.name, place / "releases", copy_function=os.link)
-    tap = Tap(folder, plan)
+    tap, eyes = Tap(folder, plan), Eyes(state)
     try:
         _start_coordinator(state, tap, faults)
-        documents = _until_over(folder, state, host, tap, faults)
-        faults += _campaign_faults(state, host, documents, tap)
+        eyes.start()
+        _launch(folder, state, host, faults)
+        documents = eyes.until_over()
+        faults += _campaign_faults(state, host, documents, tap, eyes)
     except AssertionError as fault:
         faults.append(str(fault))
+    eyes.is_leaving = True
+    eyes.join()
     _end_coordinator(folder)
     faults += leftovers(folder)
     if not faults:
@@ -182,18 +195,38 @@ def _end_coordinator(folder: Path) -> None:
             os.kill(animal.pid, signal.SIGTERM)
 
 
-def _until_over(folder: Path, state: Path, host: Path, tap: Tap, faults: list[str]) -> list[dict[str, Any]]:
-    """Launch, and look until the campaign is over; every document that was seen, with its events."""
-    _launch(folder, state, host, faults)
-    seen: list[dict[str, Any]] = []
-    end_seconds = time.monotonic() + STORY_SECONDS_MAX
-    while not seen or not seen[-1]["campaigns"] or not seen[-1]["campaigns"][-1]["is_over"] or seen[-1]["coordinator"]["journal"] != "ok":
-        assert time.monotonic() < end_seconds, f"not over after {STORY_SECONDS_MAX:.0f} s: {json.dumps(seen[-1:])[:3000]}"
-        told = _answer(state, "/v1/events?limit=5000")
-        assert "events" in told, f"the history can't be read: {told}"
-        seen.append({**_answer(state, "/v1/status"), "events": told["events"]})
-        time.sleep(LOOK_SECONDS)
-    return seen
+class Eyes(threading.Thread):
+    """Looks at a coordinator all the time, also while a launch waits for its answer. Every document that was seen, with its events."""
+
+    def __init__(self, state: Path) -> None:
+        super().__init__(daemon=True)
+        self.state, self.is_leaving, self.fault = state, False, ""
+        self.seen: list[dict[str, Any]] = []
+        self.shown_seconds: float | None = None
+
+    def run(self) -> None:
+        while not self.is_leaving:
+            try:
+                told = _answer(self.state, "/v1/events?limit=5000")
+                assert "events" in told, f"the history can't be read: {told}"
+                self.seen.append({**_answer(self.state, "/v1/status"), "events": told["events"]})
+            except AssertionError as fault:
+                self.fault = str(fault)
+                return
+            self.shown_seconds = self.shown_seconds or time.monotonic()
+            time.sleep(LOOK_SECONDS)
+
+    def until_over(self) -> list[dict[str, Any]]:
+        end_seconds = time.monotonic() + STORY_SECONDS_MAX
+        while not self.seen or not self._is_over(self.seen[-1]):
+            assert not self.fault, self.fault
+            assert time.monotonic() < end_seconds, f"not over after {STORY_SECONDS_MAX:.0f} s: {json.dumps(self.seen[-1:])[:3000]}"
+            time.sleep(LOOK_SECONDS)
+        return list(self.seen)
+
+    @staticmethod
+    def _is_over(document: dict[str, Any]) -> bool:
+        return bool(document["campaigns"]) and document["campaigns"][-1]["is_over"] and document["coordinator"]["journal"] == "ok"
 
 
 def _answer(state: Path, path: str) -> dict[str, Any]:
@@ -230,7 +263,7 @@ def _launch(folder: Path, state: Path, host: Path, faults: list[str]) -> None:
     raise AssertionError(f"{LAUNCHES_MAX} launches were not enough: {answer.text}")
 
 
-def _campaign_faults(state: Path, host: Path, documents: list[dict[str, Any]], tap: Tap) -> list[str]:
+def _campaign_faults(state: Path, host: Path, documents: list[dict[str, Any]], tap: Tap, eyes: Eyes) -> list[str]:
     last, faults = documents[-1], []
     run = last["runs"][0]
     if (run["state"], run["attempt"], last["campaigns"][0]["stage"], len(last["campaigns"])) != ("finished", 1, "finished", 1):
@@ -245,7 +278,7 @@ def _campaign_faults(state: Path, host: Path, documents: list[dict[str, Any]], t
         if document["events"] != last["events"][: len(document["events"])]:
             faults.append("an event that had been shown was changed or lost")
     told = {text for document in documents for text in (document["coordinator"]["journal"], document["verdict"]["text"])}
-    return faults + _silence(tap, told - {"ok"}, "coordinator", "journal.db")
+    return faults + _silence(tap, told - {"ok"}, "coordinator", "journal.db", eyes.shown_seconds)
 
 
 def _replay_faults(state: Path, last: dict[str, Any]) -> list[str]:

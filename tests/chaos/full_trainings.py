@@ -102,6 +102,9 @@ def through_a_tide(which: str, shards: Path, twin: Fleet, seed: int, say: Say) -
                 faults += [] if attempts <= {0, 1} else ["a trainer was started again for the coordinator's disk"]
         except AssertionError as fault:
             faults.append(str(fault))
+        except BaseException:
+            fleet.close()  # interrupted
+            raise
         return _ended(fleet, faults)
 
 

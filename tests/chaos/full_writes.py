@@ -84,6 +84,7 @@ class Call:
     call: str
     name: str
     is_refused: bool
+    at_seconds: float
 
     @property
     def kind(self) -> str:
@@ -186,10 +187,11 @@ class Tap:
         if role is None:
             return 0, 0
         self.counts[role] += 1
+        began_seconds = time.monotonic()
         value, error = self._verdict(thread, call, arguments, is_the_one=self.plan.hits(role, self.counts[role]))
         name = re.sub(r"\d{8}T\d{6}Z[^/]*", "RUN", re.sub(r"[0-9a-f]{64}", "DIGEST", path.removeprefix(f"{self.root}/")))
         name = re.sub(r"-\d+-\w+\.tmp$", ".tmp", name)
-        self.calls.append(Call(role=role, number=self.counts[role], call=call, name=name, is_refused=bool(value or error)))
+        self.calls.append(Call(role=role, number=self.counts[role], call=call, name=name, is_refused=bool(value or error), at_seconds=began_seconds))
         return value, error
 
     def _verdict(self, thread: int, call: str, arguments: list[int], *, is_the_one: bool) -> tuple[int, int]:
