@@ -54,9 +54,9 @@ def test_one_write_or_another_finds_no_room_and_no_run_is_the_worse_for_it(tmp_p
     (Plan(role="supervisor", number=4), "4000 3000 4000 3000 4000 3000 4000 3000 100"),
 ])
 def test_the_tap_refuses_the_write_that_it_was_told_to_and_no_other(tmp_path: Path, plan: Plan, said: str) -> None:
-    tap = Tap(tmp_path, plan)
+    tap, posing_as_shim = Tap(tmp_path, plan), ("/release/fleetd/host/__main__.py", "shim")
 
-    done = tap.run([sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r})\n{WRITER}", "-m", "fleetd.host.shim"], dict(os.environ))
+    done = tap.run([sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r})\n{WRITER}", *posing_as_shim], dict(os.environ))
     tap.close()
 
     assert done.stdout.decode().split() == said.split(), done.stderr
