@@ -11,6 +11,7 @@ from typing import Any
 
 from fleetd.campaign import HostPlan
 from fleetd.coordinator.decide_fence import judge_returned
+from fleetd.coordinator.decide_orders import catch_up_with_wish
 from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import Poll, Sight
 from fleetd.coordinator.specs import wish
@@ -89,6 +90,8 @@ def read_polls(pen: Pen) -> None:
                 run = pen.run(run.run_id)
             if run is None or run.host != poll.host:
                 continue  # an older coordinator's run, or one that another host was given: not ours to judge
+            if report.want is not None and not run.left_behind:
+                catch_up_with_wish(pen, run, report.want)
             is_torn = _skip_lost(pen, run.run_id, report, poll.after.get(run.run_id))
             complete = all(_take_notice(pen, run.run_id, notice) for notice in report.notices)
             if complete:

@@ -57,12 +57,24 @@ def _take_answer(pen: Pen, done: OrderDone) -> None:
         _take_earlier_cutoff(pen, run, done)
 
 
+def catch_up_with_wish(pen: Pen, run: Run, held: WantOrder) -> None:
+    """A host tells which order it obeys. One with a higher number than history knows was given in a part of history that is lost; nobody
+    would ask about it before the next order, which may never come."""
+    wanted = wish(run, pen.campaign(run.campaign_id))
+    if held.sequence > wanted.sequence:
+        _outranked(pen, run, wanted, held, held.sequence)
+
+
 def _want_again(pen: Pen, run: Run, done: OrderDone) -> None:
+    wanted, sequence = wish(run, pen.campaign(run.campaign_id)), done.answer.get("sequence")
+    if isinstance(sequence, int) and wanted.sequence <= sequence:  # else a newer order is on its way already
+        _outranked(pen, run, wanted, want_in_force(done.answer), sequence)
+
+
+def _outranked(pen: Pen, run: Run, wanted: WantOrder, held: WantOrder | None, sequence: int) -> None:
     """The host obeys another order. The later wish holds: ours again under the next number, or the host's, which history had lost."""
-    wanted, held = wish(run, pen.campaign(run.campaign_id)), want_in_force(done.answer)
-    sequence = done.answer.get("sequence")
-    if not isinstance(sequence, int) or wanted.sequence > sequence:
-        return  # a newer order is on its way already
+    if held == wanted:
+        return  # its report has told that already
     if held is not None and held.at > wanted.at:
         because = f"{want_words(held)}: order {held.sequence} of {held.actor} holds on {run.host}; history had lost it"
         pen.write("want_changed", {"want": encode(held)}, run=run.run_id, host=run.host, actor=f"host:{run.host}", because=because)

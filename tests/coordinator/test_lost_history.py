@@ -59,8 +59,9 @@ def test_a_stop_after_a_restore_is_given_again_under_a_number_that_the_host_take
     held = host.wants[run.run_id]
     assert (held.sequence, held.want, held.actor) == (4, Want.STOP, "user:test") and run.want == held
     assert host.states[run.run_id] is RunState.STOPPED
-    again = fleet.events("want_changed")[-1]
-    assert again.actor == "user:test" and "had obeyed order 3" in again.because and "this is order 4" in again.because
+    taken, stop = fleet.events("want_changed")[-2:]
+    assert taken.actor == "host:gx10" and "order 3 of user:test holds on gx10; history had lost it" in taken.because
+    assert (stop.actor, stop.because) == ("user:test", "stop graceful")
     assert replay([decode(Event, json.loads(line)) for line in fleet.journal]) == fleet.fleet
 
 
@@ -231,6 +232,26 @@ def test_a_run_that_is_held_here_and_was_resumed_there_follows_its_host(to: RunS
     for _ in range(8):
         fleet.round(work=False)
     assert fleet.run("low").state is to
+
+
+def test_a_stop_that_only_the_host_still_knows_of_holds_although_no_order_is_due() -> None:
+    """The history that is left ends between the placing of the run and its start; the host was given both, and a stop."""
+    fleet = VirtualCoordinator()
+    fleet.hosts["gx10"].forgets = True
+    fleet.launch(plan(candidate("low")))
+    fleet.tick()
+    fleet.until(CampaignStage.TRAINING)
+    fleet.round(work=False)
+    fleet.ask("stop", target="low", mode="graceful")
+    for _ in range(4):
+        fleet.round()
+    assert fleet.run("low").state is RunState.STOPPED
+    fleet.restore(next(event.sequence for event in fleet.events("run_placed")))
+    for _ in range(8):
+        fleet.round(work=False)
+    run = fleet.run("low")
+    assert run.want is not None and (run.want.want, run.want.sequence) == (Want.STOP, 2)
+    assert run.state is RunState.STOPPED and fleet.campaign().stage is CampaignStage.STOPPED
 
 
 def to_the_end(fleet: VirtualCoordinator) -> None:

@@ -75,8 +75,9 @@ def test_after_an_older_copy_was_restored_a_run_is_caught_up_with_and_obeys_agai
     coordinator.call("POST", "stop", json={"target": "own", "actor": "user:after"})
     coordinator.until(lambda: coordinator.run()["state"] == "stopped")
     assert not trainer.is_running()
-    order = events(coordinator, "want_changed")[-1]
-    assert (order["body"]["want"]["sequence"], order["actor"]) == (4, "user:after") and "had obeyed order 3" in order["because"]
+    taken, order = events(coordinator, "want_changed")[-2:]
+    assert taken["body"]["want"]["sequence"] == 3 and "history had lost it" in taken["because"]
+    assert (order["body"]["want"]["sequence"], order["actor"]) == (4, "user:after")
     assert coordinator.replayed().runs[run_id].state is RunState.STOPPED
 
 

@@ -78,6 +78,7 @@ class VirtualAgent:
             return {"facts": encode(self.facts())}
         self._claim(owner)
         if order == "hello":
+            self._end_left_behind(body, owner)
             return {"facts": encode(self.facts())}
         if order == "start":
             return self._start(body)
@@ -104,6 +105,12 @@ class VirtualAgent:
             raise GenerationStale("a newer life of this coordinator has spoken to this host", where=self.machine.name, what="older", fix="end it")
         self.machine.check_disk()
         self.machine.owner = owner
+
+    def _end_left_behind(self, body: dict[str, Any], owner: Owner) -> None:
+        for run_id in body.get("left_behind") or ():
+            run = self.machine.runs.get(run_id)
+            if run is not None and run.leave_behind(f"coordinator:{owner.coordinator_id}"):
+                self._ensure_supervisor(run)
 
     def _start(self, body: dict[str, Any]) -> dict[str, Any]:
         spec, want = decode(RunSpec, body["spec"]), decode(WantOrder, body["want"])

@@ -143,7 +143,10 @@ class VirtualLoop(Loop):
         self._board.see(plan, now)
         if plan.name not in self._links:
             session = self._make_session(plan, self._owner)
-            link = VirtualLink(plan, session, self.inbox, lambda host: self._after.get(host, {}), self.office.poll_wait_seconds)  # type: ignore[arg-type]
+            link = VirtualLink(
+                plan, session, self.inbox, lambda host: self._after.get(host, {}), lambda host: self._left_behind.get(host, ()),  # type: ignore[arg-type]
+                self.office.poll_wait_seconds,
+            )
             self._links[plan.name] = _Counted(link, self)  # type: ignore[assignment]
             link.start()
 

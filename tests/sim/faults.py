@@ -1,4 +1,4 @@
-"""What goes wrong in a story and when, and what people ask for meanwhile. Every fault ends by itself; none begins after the heal."""
+"""What goes wrong in a story and when. Every fault ends by itself; none begins after the heal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fleetd.coordinator.host_keys import HostKey
-from policies.facts import GIB, RunState, Split
+from policies.facts import GIB
 from tests.sim.coordinator import CRASHES, Office
 from tests.sim.machine import Machine, Process
 from tests.sim.world import World
@@ -15,7 +15,6 @@ from tests.sim.world import World
 STEPS = (-3600.0, -40.0, -8.0, 8.0, 40.0, 3600.0)
 DEATHS = ("signalled", "before_write", "created")
 SHIM_DEATHS = ("claimed", "forked", "recorded", "opened", "ended", "told")
-PERSON_SECONDS = 25.0
 
 
 class Faults:
@@ -281,55 +280,3 @@ class Faults:
                 self.world.after(self.world.between(0.5, 20.0), process.parent.leave, int(self.world.random.choice((9, 11, 256, 5120))))
             process.unkillable_until = min(self.heals_at, self.world.seconds + self.world.between(20.0, 150.0))
             self.world.say(process.machine.name, f"{process!r} waits in the kernel until {process.unkillable_until:.0f}")
-
-
-class People:
-    """Operators: they ask for things, sensible or not, and after a while they look at what waits for a person."""
-
-    def __init__(self, world: World, office: Office, *, leaves_at: float) -> None:
-        self.world, self.office, self.leaves_at = world, office, leaves_at
-
-    def plan(self, count: int) -> None:
-        for _ in range(count):
-            self.world.after(self.world.between(5.0, self.leaves_at), self._ask)
-        self.world.after(PERSON_SECONDS, self._look)
-
-    def leave(self, kind: str, **body: Any) -> None:
-        """A request; while the coordinator is down its caller is told so, and gives up."""
-        if self.office.loop is not None:
-            self.world.say("person", f"{kind} { {name: value for name, value in body.items() if name not in ('plan', 'plan_text')} }")
-            number = self.office.loop.inbox.leave(kind, {"actor": "user:sim", **body})
-            self.office.laws.unanswered.add(number)
-
-    def _ask(self) -> None:
-        dice, loop = self.world.random, self.office.loop
-        if loop is None or not loop.fleet.runs:
-            return
-        runs = [run.candidate for run in loop.fleet.runs.values()]
-        campaigns = list(loop.fleet.campaigns)
-        target = dice.choice((dice.choice(runs), dice.choice(campaigns), "all", "nobody"))
-        kind = dice.choice(("stop", "stop", "stop", "resume", "resume", "open"))
-        if kind == "stop":
-            self.leave("stop", target=target, mode=dice.choice(("graceful", "graceful", "now")))
-            if self.world.chance(0.7):
-                self.world.after(self.world.between(0.5, 60.0), self.leave_resume, target)
-        elif kind == "resume":
-            self.leave("resume", target=target)
-        else:
-            split = dice.choice((Split.TEST, Split.HOLDOUT, Split.CALIBRATION)).value
-            self.leave("open", campaign=dice.choice(campaigns), split=split, because=dice.choice(("", "it counts now")))
-
-    def leave_resume(self, target: str) -> None:
-        if self.world.seconds < self.leaves_at:
-            self.leave("resume", target=target)
-
-    def _look(self) -> None:
-        """What waits for a person is resumed or stopped, sooner or later."""
-        if self.world.seconds < self.leaves_at:
-            self.world.after(PERSON_SECONDS, self._look)
-        loop = self.office.loop
-        if loop is None:
-            return
-        for run in loop.fleet.runs.values():
-            if run.state is RunState.HELD and self.world.chance(0.4):
-                self.leave("resume" if self.world.chance(0.7) else "stop", target=run.run_id)

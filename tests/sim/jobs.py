@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from fleetd.coordinator.evidence import RunEvidence, _continued, _left_off
 from fleetd.coordinator.sight import Job
 from fleetd.fleet import Campaign, Fleet, Run
 from fleetd.wire import encode
@@ -171,7 +172,7 @@ class VirtualJobs:
         if place.store.frozen is not None and place.store.selection is not None:
             return place.store.selection
         runs = [run for run in (place.fleet.runs[run_id] for run_id in place.campaign.runs) if run.kind is RunKind.TRAIN]
-        candidates = tuple(self._evidence(place, run) for run in runs)
+        candidates = self._lines_of_work(place, runs)
         result = self._select_available(place, candidates)
         chosen = result if isinstance(result, Selection) else None
         place.store.selection = {
@@ -182,6 +183,14 @@ class VirtualJobs:
         }
         self.laws.selected(place.store, place.store.selection, runs)
         return place.store.selection
+
+    def _lines_of_work(self, place: Place, runs: list[Run]) -> tuple[CandidateEvidence, ...]:
+        """As evidence.gather_evidence joins a run with the one that it goes on with."""
+        found = {run.run_id: RunEvidence(candidate=self._evidence(place, run)) for run in runs}
+        for run in runs:
+            if run.continues is not None and run.continues.run_id in found:
+                found[run.run_id] = _continued(run, found[run.run_id], found[run.continues.run_id])
+        return tuple(_left_off(found[run.run_id], run).candidate for run in runs)
 
     def _evidence(self, place: Place, run: Run) -> CandidateEvidence:
         if run.spec is None or not run.spec.contract:
@@ -252,6 +261,15 @@ class VirtualJobs:
             store.enter(OPENED, {"split": split.value, "number": permit.number, "frozen_sha256": frozen_sha256, "because": because})
         self.laws.opened(store, split)
         return {"digests": {split.value: _digest(f"{place.campaign.plan.name}/{split}")}, "opening": {"split": split.value, "number": permit.number}}
+
+    def _stage_seed(self, place: Place) -> dict[str, Any]:
+        """A verified copy is brought to the host on which another run goes on from it."""
+        digest, machine = place.job.body["digest"], place.machine(place.job.host)
+        if digest not in place.store.checkpoints:
+            raise CheckpointDamaged("the copy of a checkpoint does not verify", where=digest, what="it is gone", fix="an older copy takes its place")
+        self._room_on(machine)
+        machine.models.add(digest)
+        return {"digests": {}}
 
     def _frozen_of(self, store: Store) -> Any:
         """The proof that reserved data may be opened."""

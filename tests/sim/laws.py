@@ -12,7 +12,7 @@ from typing import Any
 
 from fleetd.coordinator.host_keys import HostKey
 from fleetd.host.history import Action, Anchor, Ask, History, KillTree, Move, StartAttempt
-from fleetd.host.rundir import AttemptRecord
+from fleetd.host.rundir import AttemptRecord, is_left_behind
 from fleetd.host.sight import HostSight
 from fleetd.model import Observation, WantOrder
 from policies.facts import Reason, RunState, StopMode, Want
@@ -127,10 +127,13 @@ class Laws:
             self.broken("2", f"attempt {record.attempt} of {run.run_id} is started twice")
         truth.births.append(record.attempt)
         if record.resume_step is not None:
-            found = run.checkpoints.get(record.resume_step)
+            found = run.checkpoints.get(record.resume_step) or run.seed()
             if found is None or not found.is_whole or found.digest != record.resume_digest:
                 self.broken("4", f"{run.run_id} resumes from step {record.resume_step}, which does not verify")
-        whole = max((step for step, found in run.checkpoints.items() if found.is_whole), default=None)
+        seed = run.seed()
+        whole = max((step for step, found in run.checkpoints.items() if found.is_whole), default=None if seed is None else seed.step)
+        if is_left_behind(run.want):
+            self.broken("2", f"attempt {record.attempt} of {run.run_id} is started, whose work goes on in another run")
         if whole != record.resume_step:
             self.broken("4", f"{run.run_id} resumes from {record.resume_step} although step {whole} verifies")
 

@@ -64,7 +64,8 @@ class FleetLaws(Laws):
 
     def _run_placed(self, before: Fleet, event: Event) -> None:
         assert event.run_id is not None and event.host is not None
-        if before.runs[event.run_id].spec is not None:
+        placed = before.runs.get(event.run_id)  # one that a fence has just added is not there yet
+        if placed is not None and placed.spec is not None:
             self.broken("5", f"{event.run_id} is placed twice")
         self.placed[event.run_id] = event.sequence
 
@@ -107,8 +108,16 @@ class FleetLaws(Laws):
         if "broke down" in event.body["title"]:
             self.broken("crash", f"{event.body['job']}: {event.body['what']}")
 
+    def _host_unfenced(self, after: Fleet, event: Event) -> None:
+        for run_id in event.body["runs"]:
+            living = self.truths[run_id].run.living_tree() if run_id in self.truths else []
+            if living:
+                self.broken("2", f"the fence of {event.host} falls, and {living[0]!r}, whose work goes on elsewhere, lives")
+
     def sent(self, order: Order, fleet: Fleet) -> None:
         run = fleet.runs[order.run_id]
+        if run.left_behind:
+            self.broken("5", f"an order for {order.run_id} goes to {order.host}, which was fenced")
         if order.host != run.host:
             self.broken("5", f"an order for {order.run_id} goes to {order.host}, it was placed on {run.host}")
         if order.order == "start":

@@ -143,8 +143,11 @@ class VirtualSession:
 
 
 class VirtualLink:
-    def __init__(self, plan: HostPlan, session: VirtualSession, inbox: Inbox, after: Any, poll_wait_seconds: float) -> None:
+    def __init__(
+        self, plan: HostPlan, session: VirtualSession, inbox: Inbox, after: Any, left_behind: Any, poll_wait_seconds: float
+    ) -> None:
         self.plan, self.session, self._inbox, self._after, self._wait_seconds = plan, session, inbox, after, poll_wait_seconds
+        self._left_behind, self._left_said = left_behind, ()
         self.world = session.world
         self._orders: deque[Order] = deque()
         self._is_closing = False
@@ -187,9 +190,10 @@ class VirtualLink:
                 yield from self._rest(error)
 
     def _round(self) -> Iterator[Any]:
-        if not self._hello_said:
-            self._take_facts((yield Call("hello", {"protocol": PROTOCOL}, CALL_SECONDS_MAX)))
-            self._hello_said = True
+        left_behind = self._left_behind(self.plan.name)
+        if not self._hello_said or left_behind != self._left_said:
+            self._take_facts((yield Call("hello", {"protocol": PROTOCOL, "left_behind": list(left_behind)}, CALL_SECONDS_MAX)))
+            self._hello_said, self._left_said = True, left_behind
         elif self.world.seconds >= self._facts_due:
             self._take_facts((yield Call("facts", {}, CALL_SECONDS_MAX)))
         yield from self._carry_orders()

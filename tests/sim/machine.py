@@ -99,6 +99,8 @@ class Machine:
         self.processes: dict[int, Process] = {}
         self.runs: dict[str, VirtualRun] = {}
         self.owner: Any = None
+        self.models: set[str] = set()
+        """Digests of the checkpoints that were staged here, verified."""
         self.key = HostKey(kind="ssh-ed25519", blob=name.encode())
         self.old_key = HostKey(kind="ssh-ed25519", blob=f"{name}, until it was stolen".encode())
         self.nature: Any = None

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from fleetd.host.follow import pilot_body
-from fleetd.host.rundir import AttemptRecord, Heartbeat, ProgramRecord, effective_cutoff
+from fleetd.host.rundir import AttemptRecord, Heartbeat, ProgramRecord, effective_cutoff, is_left_behind
 from fleetd.journal import Journal
 from fleetd.model import CutoffOrder, ExitRecord, Notice, Observation, RunSpec, WantOrder
 from fleetd.wire import decode, encode
-from policies.facts import RunState
+from policies.facts import Reason, RunState, StopMode, Want
 from tests.sim.machine import Machine, Process
 
 CHECKPOINT_BYTES = 1 << 20
@@ -220,11 +220,21 @@ class VirtualRun:
     # Orders, as rundir.apply_want and rundir.apply_cutoff.
 
     def apply_want(self, order: WantOrder) -> tuple[bool, WantOrder]:
-        if order.sequence <= self.want.sequence:
+        if order.sequence <= self.want.sequence or is_left_behind(self.want):
             return False, self.want
         self.machine.check_disk()
         self.want = order
         return True, order
+
+    def leave_behind(self, actor: str) -> bool:
+        if is_left_behind(self.want):
+            return False
+        self.machine.check_disk()
+        at = self.machine.moment().now
+        self.want = WantOrder(
+            sequence=self.want.sequence + 1, want=Want.STOP, mode=StopMode.NOW, reason=Reason.SUPERSEDED, actor=actor, at=at,
+        )
+        return True
 
     def apply_cutoff(self, order: CutoffOrder) -> bool:
         in_force_at = self.effective_cutoff()
@@ -288,7 +298,14 @@ class VirtualRun:
             if self.checkpoints[step].is_whole:
                 return self.checkpoints[step], tuple(refused)
             refused.append(f"step {step}: its bytes are not what the manifest says")
-        return None, tuple(refused)
+        return self.seed(), tuple(refused)
+
+    def seed(self) -> Checkpoint | None:
+        """What a run begins with that goes on with another one: a verified copy that was staged here."""
+        begins = self.spec.continues
+        if begins is None or begins.step is None or begins.digest is None or begins.digest not in self.machine.models:
+            return None
+        return Checkpoint(step=begins.step, digest=begins.digest, at=self.spec.created_at)
 
     def living_tree(self, token: str | None = None) -> list[Process]:
         """The living processes of this run's trainers, by the truth; of one attempt by its token."""

@@ -17,10 +17,11 @@ from policies.facts import GIB
 from policies.lifecycle import SETTLED
 from tests.sim.coordinator import Office
 from tests.sim.coverage import Coverage
-from tests.sim.faults import Faults, People
+from tests.sim.faults import Faults
 from tests.sim.laws_office import FleetLaws
 from tests.sim.link import Network
 from tests.sim.machine import Machine
+from tests.sim.people import People
 from tests.sim.plans import THEMES, Nature, Theme, random_plan
 from tests.sim.world import Broken, World
 
