@@ -56,6 +56,11 @@ def _place(pen: Pen, run: Run) -> None:
     campaign = pen.campaign(run.campaign_id)
     waits: list[str] = []
     options: list[tuple[int, str, str]] = []
+    unheard = _unheard(pen, campaign, run)
+    if unheard:
+        words = "it has not told yet whether it has this run, by a part of history that is lost (fleetd fence, if it is off)"
+        _wait(pen, run, f"waits for host {', '.join(unheard)}: {words}")
+        return
     for host in _options(campaign, run):
         held_up = _held_up(pen, campaign, run, host)
         if held_up is not None:
@@ -71,6 +76,21 @@ def _place(pen: Pen, run: Run) -> None:
         return
     _, name, text = min(options, key=lambda option: option[0])
     _start(pen, run, host_plan(campaign, name), text)
+
+
+def _unheard(pen: Pen, campaign: Campaign, run: Run) -> list[str]:
+    """Hosts that may have a queued run already and have said nothing since this coordinator began. A history that a salvage cut short does
+    not know that it placed the run, and a second host must not be given it. What was queued in this life can't have been placed in another."""
+    if run.host is not None:
+        return []
+    found = []
+    for host in _options(campaign, run):
+        known, sight = pen.fleet.hosts.get(host.name), pen.sight.hosts.get(host.name)
+        is_fenced = known is not None and known.fenced is not None
+        is_older = sight is None or sight.asked_since > run.since
+        if not is_fenced and is_older and (sight is None or sight.reports is None):
+            found.append(host.name)
+    return found
 
 
 def _wait(pen: Pen, run: Run, because: str) -> None:

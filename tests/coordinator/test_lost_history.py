@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from virtual_fleet import VirtualCoordinator, candidate, plan
+from virtual_fleet import VirtualCoordinator, VirtualHost, candidate, plan
 
+from fleetd.campaign import HostPlan
 from fleetd.coordinator.board import Board
 from fleetd.coordinator.document import Daemon, build
 from fleetd.coordinator.inbox import News
@@ -252,6 +253,27 @@ def test_a_stop_that_only_the_host_still_knows_of_holds_although_no_order_is_due
     run = fleet.run("low")
     assert run.want is not None and (run.want.want, run.want.sequence) == (Want.STOP, 2)
     assert run.state is RunState.STOPPED and fleet.campaign().stage is CampaignStage.STOPPED
+
+
+def test_a_run_that_may_go_anywhere_waits_until_every_host_has_said_that_it_does_not_have_it() -> None:
+    """Its placing is lost with the end of history, and the host that has it is silent when the coordinator begins again."""
+    hosts = tuple(HostPlan(name=name, root=f"/virtual/{name}", capacity_bytes=8 * GIB) for name in ("gx10", "spark"))
+    fleet = VirtualCoordinator(VirtualHost("gx10"), VirtualHost("spark"))
+    fleet.launch(plan(candidate("low", host="any"), hosts=hosts))
+    fleet.tick()
+    fleet.until(CampaignStage.TRAINING)
+    for _ in range(3):
+        fleet.round(work=False)
+    placed = fleet.run("low").host
+    fleet.silent.add(str(placed))
+    fleet.restore(next(event.sequence for event in fleet.events("run_placed")) - 1)
+    for _ in range(60):
+        fleet.round(work=False)
+    assert fleet.run("low").state is RunState.QUEUED and f"waits for host {placed}" in fleet.run("low").detail
+    fleet.silent.clear()
+    for _ in range(4):
+        fleet.round(work=False)
+    assert fleet.run("low").host == placed and sum(len(host.specs) for host in fleet.hosts.values()) == 1
 
 
 def to_the_end(fleet: VirtualCoordinator) -> None:
