@@ -12,14 +12,14 @@ reads.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from fleetd import clock, logs
 from fleetd.clock import Moment
 from fleetd.files import read_record, write_record
 from fleetd.wire import WireError, decode
-from policies.deadlines import ClockPair, EffectiveTime, after_reboot, effective_time
+from policies.deadlines import CLOCK_TOLERANCE_SECONDS, ClockPair, EffectiveTime, after_reboot, effective_time
 
 KEEP_SECONDS = 60.0
 """A pair that is a minute old serves as well: what it says of a step doesn't age."""
@@ -32,6 +32,16 @@ class KeptPair:
     boot_id: str
     now: datetime
     boottime_seconds: float
+    is_confirmed: bool = False
+    """Whether a coordinator has agreed, or has said better, since this boot."""
+
+
+def confirmed_pair(path: Path) -> ClockPair | None:
+    """The kept pair of this boot that a coordinator has confirmed; None when none has."""
+    kept = _read(path)
+    if kept is None or not kept.is_confirmed or kept.boot_id != clock.boot_id():
+        return None
+    return ClockPair(now=kept.now, boottime_seconds=kept.boottime_seconds)
 
 
 def anchor_for(path: Path, reading: ClockPair) -> ClockPair:
@@ -57,6 +67,7 @@ class KeptClock:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self.trusted: ClockPair | None = None
+        self.is_confirmed = path is not None and confirmed_pair(path) is not None
         self._kept_seconds: float | None = None
 
     def judge(self, reading: ClockPair) -> EffectiveTime:
@@ -68,6 +79,19 @@ class KeptClock:
         self._keep()
         return time
 
+    def confirm(self, told: ClockPair, reading: ClockPair) -> None:
+        """The coordinator's word for what time it was at a moment of this boot. Within the tolerance it confirms ours; beyond it the
+        coordinator is believed, whose clock the deadlines are made of. Once a boot: from then on this machine counts by itself."""
+        if self.is_confirmed or told.boottime_seconds > reading.boottime_seconds:
+            return
+        counted_now = told.now + timedelta(seconds=reading.boottime_seconds - told.boottime_seconds)
+        time = self.judge(reading)
+        if abs((time.now - counted_now).total_seconds()) > CLOCK_TOLERANCE_SECONDS:
+            logs.failed("clock_corrected", own=time.now.isoformat(), coordinator=counted_now.isoformat())
+            self.trusted = ClockPair(now=counted_now, boottime_seconds=reading.boottime_seconds)
+        self.is_confirmed, self._kept_seconds = True, None
+        self._keep()
+
     def _keep(self) -> None:
         """Once a minute, unsynced: a pair that a crash takes back is an older one of the same boot, or one of a boot that is over."""
         assert self.trusted is not None
@@ -76,7 +100,7 @@ class KeptClock:
             return
         self._kept_seconds = seconds
         try:
-            record = KeptPair(boot_id=clock.boot_id(), now=self.trusted.now, boottime_seconds=seconds)
+            record = KeptPair(boot_id=clock.boot_id(), now=self.trusted.now, boottime_seconds=seconds, is_confirmed=self.is_confirmed)
             write_record(self.path, record, durable=False)
         except OSError as fault:
             logs.failed("clock_not_kept", because=fault)  # the next minute may find room

@@ -251,6 +251,11 @@ class RunPaths:
         return self.root / "supervisor.env"
 
     @property
+    def audit(self) -> Path:
+        """What supervisor and shim were about to signal: see fleetd/host/audit.py."""
+        return self.root / "audit.jsonl"
+
+    @property
     def orders(self) -> Path:
         return self.root / "orders"
 

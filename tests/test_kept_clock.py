@@ -9,7 +9,7 @@ import pytest
 
 from fleetd.clock import Moment
 from fleetd.files import write_record
-from fleetd.kept_clock import KEEP_SECONDS, KeptClock, KeptPair, anchor_for, counted
+from fleetd.kept_clock import KEEP_SECONDS, KeptClock, KeptPair, anchor_for, confirmed_pair, counted
 from policies.deadlines import ClockPair
 
 START = datetime(2026, 9, 16, 18, 0, tzinfo=timezone.utc)
@@ -87,3 +87,32 @@ def test_a_process_that_starts_after_the_step_counts_from_what_its_machine_has_c
     moment = counted(tmp_path / "clock.json", Moment(now=stepped.now, boottime_seconds=stepped.boottime_seconds))
 
     assert moment == Moment(now=START + timedelta(seconds=30), boottime_seconds=1030.0)
+
+
+@pytest.mark.parametrize("wrong", [-2 * HOUR, 3 * HOUR])
+def test_a_coordinator_corrects_a_clock_that_is_wrong_since_the_boot_once_and_the_next_process_knows(tmp_path: Path, wrong: float) -> None:
+    path = tmp_path / "clock.json"
+    agent = KeptClock(path)
+    agent.judge(reading(0.0, step=wrong))
+    assert confirmed_pair(path) is None
+
+    agent.confirm(reading(5.0), reading(6.0, step=wrong))
+
+    told = confirmed_pair(path)
+    assert told is not None and told == reading(6.0)
+    assert counted(path, Moment(now=reading(60.0, step=wrong).now, boottime_seconds=1060.0)).now == START + timedelta(seconds=60)
+    later = KeptClock(path)
+    later.confirm(reading(70.0, step=HOUR), reading(70.0, step=wrong))
+    assert later.judge(reading(80.0, step=wrong)).now == START + timedelta(seconds=80), "said once a boot"
+
+
+def test_a_coordinator_that_agrees_changes_nothing_but_that_it_has_said_so(tmp_path: Path) -> None:
+    agent = KeptClock(tmp_path / "clock.json")
+    agent.confirm(reading(5.0, step=2.0), reading(5.0))
+    assert agent.trusted == reading(5.0) and confirmed_pair(tmp_path / "clock.json") == reading(5.0)
+
+
+def test_what_a_coordinator_said_in_an_earlier_boot_confirms_nothing_in_this_one(tmp_path: Path) -> None:
+    path = tmp_path / "clock.json"
+    write_record(path, KeptPair(boot_id="an earlier boot", now=START, boottime_seconds=5000.0, is_confirmed=True))
+    assert confirmed_pair(path) is None and not KeptClock(path).is_confirmed

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from fleetd.campaign import HostPlan, Plan
 from fleetd.coordinator.delivery import is_in_force
 from fleetd.coordinator.inbox import HostAnswer, HostTrouble, News
-from fleetd.coordinator.sight import HostSight, Job, JobDone, Order, OrderDone, Poll, Request, Sight, Trouble
+from fleetd.coordinator.sight import SKEWS_COUNTED, HostSight, Job, JobDone, Order, OrderDone, Poll, Request, Sight, Trouble
 from fleetd.model import Observation, Owner, RunReport
 
 ACKNOWLEDGED_MAX = 50_000
@@ -74,6 +74,8 @@ class Board:
             host, answered_at=now, trouble=None, measured_at=now, memory_available_bytes=news.memory_available_bytes,
             disk_free_bytes=news.disk_free_bytes,
         )
+        if news.skew_seconds is not None:
+            host = replace(host, skews=(*host.skews, news.skew_seconds)[-SKEWS_COUNTED:])
         if news.facts is not None:
             host = replace(host, facts=news.facts, facts_at=now)
         self.hosts[news.host] = host

@@ -211,6 +211,7 @@ def _host(fleet: Fleet, sight: Sight, name: str, known: Host | None, seen: HostS
         "disk_free_bytes": _aged(seen.disk_free_bytes if seen else None, measured_at, now),
         "committed_bytes": sum(amount for _, amount in committed(fleet, sight, name)), "capacity_bytes": capacity,
         "drained": _mark(known.drained) if known is not None else None, "fenced": _mark(known.fenced) if known is not None else None,
+        "clock_skew_seconds": _aged(seen.skew_seconds if seen else None, seen.answered_at if seen else None, now),
         "left_behind": list(known.superseded) if known is not None else [],
         "unknown_runs": [_unknown_run(each) for each in strangers_on(fleet, name, seen)],
     }

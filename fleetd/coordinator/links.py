@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 from fleetd import logs
@@ -19,7 +20,7 @@ from fleetd.coordinator.sight import Order, OrderDone
 from fleetd.model import HostFacts, RunReport
 from fleetd.wire import PROTOCOL, WireError, decode
 from policies.errors import ExplainedError, HostUnreachable
-from policies.facts import parse_moment
+from policies.facts import format_moment, parse_moment
 
 POLL_WAIT_SECONDS = 0.5
 POLL_PAUSE_SECONDS = 0.1
@@ -33,15 +34,17 @@ ORDERS_QUEUED_MAX = 128
 
 class HostLink:
     """The host's thread. `after` gives the notices that history holds, by run; `left_behind` the runs whose remains the host has to end
-    before it is asked for anything else."""
+    before it is asked for anything else; `now` is the coordinator's time, which a host's clock is compared with."""
 
     def __init__(
         self, plan: HostPlan, session: Session, inbox: Inbox, after: Callable[[str], dict[str, int]],
-        left_behind: Callable[[str], tuple[str, ...]] = lambda host: (),
+        left_behind: Callable[[str], tuple[str, ...]] = lambda host: (), now: Callable[[], datetime] | None = None,
     ) -> None:
         self.plan, self.session = plan, session
         self._inbox, self._after, self._left_behind = inbox, after, left_behind
         self._left_said: tuple[str, ...] = ()
+        self._now = now
+        self._host_clock: dict[str, Any] | None = None
         self._orders: queue.Queue[Order] = queue.Queue(ORDERS_QUEUED_MAX)
         self._closing = threading.Event()
         self._hello_said, self._facts_due = False, 0.0
@@ -91,7 +94,7 @@ class HostLink:
             self._take_facts(self.session.call("facts", {}, CALL_SECONDS_MAX))
         self._carry_orders()
         after = self._after(self.plan.name)
-        body = {"after": after, "wait_seconds": POLL_WAIT_SECONDS}
+        body = {"after": after, "wait_seconds": POLL_WAIT_SECONDS, "clock": self._host_clock}
         self._take_poll(self.session.call("poll", body, CALL_SECONDS_MAX + POLL_WAIT_SECONDS), after)
 
     def _take_facts(self, answer: dict[str, Any]) -> None:
@@ -102,9 +105,15 @@ class HostLink:
         ))
 
     def _take_poll(self, answer: dict[str, Any], after: dict[str, int]) -> None:
+        at, skew_seconds = parse_moment(answer["at"]), None
+        if self._now is not None and isinstance(answer.get("boottime_seconds"), float):
+            # By the arrival, so that the way here can only make the host believe a later time than it is: its stops come early, never late.
+            now = self._now()
+            skew_seconds = (at - now).total_seconds()
+            self._host_clock = {"now": format_moment(now), "boottime_seconds": answer["boottime_seconds"]}
         reports = tuple(report for report in (self._report(each) for each in answer["runs"]) if report is not None)
         self._inbox.put_host(HostAnswer(
-            host=self.plan.name, at=parse_moment(answer["at"]), memory_available_bytes=answer.get("memory_available_bytes"),
+            host=self.plan.name, at=at, skew_seconds=skew_seconds, memory_available_bytes=answer.get("memory_available_bytes"),
             disk_free_bytes=answer.get("disk_free_bytes"), reports=reports, after=after,
         ))
 

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from apscheduler.schedulers.background import BackgroundScheduler
@@ -139,6 +139,12 @@ class Loop:
         """A session beside the host's own, for one errand. Whoever opens it closes it."""
         return self._make_session(plan, self._owner)
 
+    def _now(self) -> datetime:
+        """The time as the last tick judged it, counted on: for the threads, which read no wall clock."""
+        trusted = self._kept_clock.trusted
+        assert trusted is not None, "a tick came before every link"
+        return trusted.now + timedelta(seconds=clock.boottime_seconds() - trusted.boottime_seconds)
+
     def _moment(self) -> ClockPair:
         """What time it is. The wall clock is followed as long as it only drifts; after a step the counted boottime rules, and status says so."""
         read = clock.read()
@@ -183,7 +189,7 @@ class Loop:
         if plan.name not in self._links:
             link = HostLink(
                 plan, self._make_session(plan, self._owner), self.inbox, lambda host: self._after.get(host, {}),
-                lambda host: self._left_behind.get(host, ()),
+                lambda host: self._left_behind.get(host, ()), self._now,
             )
             self._links[plan.name] = link
             link.start()

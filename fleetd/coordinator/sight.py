@@ -16,6 +16,8 @@ from fleetd.campaign import HostPlan, Plan
 from fleetd.fleet import Event, Fleet
 from fleetd.model import HostFacts, Observation, Owner, RunReport
 
+SKEWS_COUNTED = 5
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -103,8 +105,15 @@ class HostSight:
     disk_free_bytes: int | None = None
     measured_at: datetime | None = None
     trouble: dict[str, str] | None = None
+    skews: tuple[float, ...] = ()
+    """How far its wall clock was ahead of ours, in seconds, at its last few answers."""
     reports: tuple[RunReport, ...] | None = None
     """The runs of its last answer to a poll, without their notices; None before the first one."""
+
+    @property
+    def skew_seconds(self) -> float | None:
+        """The smallest of the last few: an answer that was long under way looks like a clock that is behind. None until there are enough."""
+        return min(self.skews, key=abs) if len(self.skews) >= SKEWS_COUNTED else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

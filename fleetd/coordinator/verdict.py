@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from fleetd.coordinator.decide_hosts import HOST_SILENT_SECONDS, needed_hosts
-from fleetd.coordinator.sight import Sight
+from fleetd.coordinator.sight import HostSight, Sight
 from fleetd.coordinator.strangers import strangers
 from fleetd.coordinator.targets import is_over
 from fleetd.fleet import Campaign, Fleet, Run
@@ -19,6 +19,8 @@ TROUBLE_COUNT_MIN = 3
 TROUBLE_SECONDS_MAX = 180.0
 """Trouble that is older was given up: what is still wanted is tried again each minute."""
 
+SKEW_SECONDS_TOLERATED = 10.0
+"""Beyond what NTP leaves and what a way of some seconds looks like."""
 DISK_FREE_BYTES_MIN = 1024**2
 """With less than this no supervisor can record what happens."""
 _CANNOT_WRITE = ("the supervisor's journal is", "nothing can be started here")
@@ -72,6 +74,7 @@ def _needs_you(fleet: Fleet, sight: Sight, now: datetime) -> list[tuple[str, dat
             alarms = [alarm for alarm in alarms if alarm.startswith(_CANNOT_VERIFY)]
         found += [(f"{run.candidate} on {run.host}: {alarm}", sight.observed_at.get(run.run_id)) for alarm in alarms]
     found += _full_disks(sight, [run for run in runs if run.state not in SETTLED])
+    found += _skewed_clocks(sight)
     found += [(f"{each.words} (fleetd stop {each.run_id})", None) for each in strangers(fleet, sight)]
     for key, trouble in (*sight.job_troubles.items(), *sight.order_troubles.items()):
         is_tried = (now - trouble.last_at).total_seconds() < TROUBLE_SECONDS_MAX and trouble.error["error"] != "HostUnreachable"
@@ -83,6 +86,21 @@ def _needs_you(fleet: Fleet, sight: Sight, now: datetime) -> list[tuple[str, dat
 def _is_answered(run: Run) -> bool:
     """Whether a person has said already what is to become of it: its work goes on elsewhere, or its host takes others all the same."""
     return run.left_behind or run.cleared is not None
+
+
+def _skewed_clocks(sight: Sight) -> list[tuple[str, datetime | None]]:
+    """Hosts whose clock disagrees with ours. Their runs count their deadlines by what they were told; logs and whatever else there don't."""
+    return [(f"{skew_words(name, host)} (set the clock there)", None) for name, host in sight.hosts.items() if is_skewed(host)]
+
+
+def is_skewed(host: HostSight) -> bool:
+    return host.skew_seconds is not None and abs(host.skew_seconds) > SKEW_SECONDS_TOLERATED
+
+
+def skew_words(name: str, host: HostSight) -> str:
+    skew_seconds = host.skew_seconds or 0.0
+    side = "ahead of" if skew_seconds > 0 else "behind"
+    return f"the clock of {name} is {abs(skew_seconds):.0f} s {side} the coordinator's; deadlines go by the time that its agent was told"
 
 
 def _full_disks(sight: Sight, live: list[Run]) -> list[tuple[str, datetime | None]]:

@@ -27,6 +27,7 @@ from fleetd.model import CapPart, CutoffOrder, HostFacts, Owner, RunSpec, WantOr
 from fleetd.paths import HostPaths
 from fleetd.release_use import prune_releases
 from fleetd.wire import LINE_BYTES_MAX, PROTOCOL, WireError, decode, dumps, encode, loads
+from policies.deadlines import ClockPair
 from policies.errors import ExplainedError, NotFound, RequestRefused
 from policies.facts import format_moment
 
@@ -183,6 +184,8 @@ class Agent:
         return {"applied": applied, "sequence": want.sequence, "want": encode(want)}
 
     def _poll(self, number: Any, body: dict[str, Any]) -> dict[str, Any] | None:
+        if body.get("clock") is not None:
+            self._clock.confirm(decode(ClockPair, body["clock"], "clock"), pair_of(clock.read()))
         after = {reading.safe_name(run_id, "run id"): int(sequence) for run_id, sequence in _object(body, "after").items()}
         wait_seconds = max(0.0, min(float(body.get("wait_seconds", 0.0)), POLL_WAIT_SECONDS_MAX))
         self._polls.append(WaitingPoll(number=number, after=after, until_seconds=time.monotonic() + wait_seconds))
@@ -197,9 +200,10 @@ class Agent:
                 if not self.reports.has_news(poll.after) and time.monotonic() < poll.until_seconds:
                     self._polls.append(poll)
                     continue
+                runs, moment = encode(self.reports.answer(poll.after)), clock.read()  # the clocks last: their readings are compared on arrival
                 body = {
-                    "at": format_moment(clock.read().now), "memory_available_bytes": meters.available_bytes(), "disk_free_bytes": self._disk_free(),
-                    "runs": encode(self.reports.answer(poll.after)),
+                    "at": format_moment(moment.now), "boottime_seconds": moment.boottime_seconds,
+                    "memory_available_bytes": meters.available_bytes(), "disk_free_bytes": self._disk_free(), "runs": runs,
                 }
                 self._write({"id": poll.number, "ok": True, "body": body})
             except BrokenPipeError:

@@ -36,6 +36,8 @@ LEAVING_SECONDS = 15.0
 LAST_WORDS = ("stop", "finish")
 LOCK_PATIENCE_SECONDS = 10.0
 """A shim lets go of the trainer's lock a moment after it recorded the exit."""
+CLOCK_PATIENCE_SECONDS = 15.0
+"""A coordinator that is there has spoken to a booted host by then."""
 IDENTITY_PATIENCE_SECONDS = 10.0
 """A process between fork, exec and its record can't be verified for a moment."""
 ROOM_BYTES_MIN = 256 * 1024
@@ -248,6 +250,8 @@ def _between(sight: HostSight, history: History) -> tuple[Action, ...]:
         return (Move(to=RunState.HELD, reason=Reason.HOST_REBOOTED, detail=detail),)
     if state is RunState.BACKOFF and history.next_attempt_at is not None and sight.time.now < history.next_attempt_at:
         return ()
+    if sight.clock_doubted_seconds is not None:
+        return ()  # with no known time a deadline means nothing
     if sight.is_trainer_lock_held or not sight.is_durable or memory_verdict(sight).line is not Line.NONE or _no_room(sight, history):
         return ()  # an alarm, or the journal's health, says what it waits for
     because = "first start" if history.attempt == 0 else f"attempt {history.attempt + 1}"
@@ -283,7 +287,9 @@ def _alarms_due(sight: HostSight, history: History) -> dict[str, str]:
         due["stop"] = "the trainer did not end within its grace; it was asked again and is killed next"
     attempt = sight.attempt
     if attempt is None or history.is_attempt_over:
-        if sight.lock_held_seconds >= LOCK_PATIENCE_SECONDS:
+        if sight.clock_doubted_seconds is not None and sight.clock_doubted_seconds >= CLOCK_PATIENCE_SECONDS:
+            due["time"] = "nothing is started: the host was booted again, its clock is not synchronised, and no coordinator has told it the time"
+        elif sight.lock_held_seconds >= LOCK_PATIENCE_SECONDS:
             due["lock"] = "nothing is started: somebody still holds trainer.lock although no trainer is recorded as alive"
         elif (verdict := memory_verdict(sight)).line is not Line.NONE:
             due["memory"] = f"nothing is started: {verdict.text}"

@@ -10,8 +10,9 @@ from __future__ import annotations
 import signal
 from datetime import datetime, timedelta
 
-from fleetd import logs
+from fleetd import clock, logs
 from fleetd.clock import Moment
+from fleetd.host.audit import Audit
 from fleetd.host.launch import start_supervisor
 from fleetd.host.processes import Grip, boot_id, grip
 from fleetd.host.rundir import (
@@ -44,8 +45,8 @@ UNWATCHED = SETTLED | {RunState.HELD}
 class SupervisorGuard:
     """Starts a supervisor when the run has none, and ends one that has stopped beating. One `tick` per turn of the shim's loop."""
 
-    def __init__(self, paths: RunPaths, attempt: int) -> None:
-        self.paths, self.attempt = paths, attempt
+    def __init__(self, paths: RunPaths, attempt: int, audit: Audit | None = None) -> None:
+        self.paths, self.attempt, self.audit = paths, attempt, audit or Audit(paths.audit, "shim")
         self.is_alive = True
         self.pids: set[int] = set()
         self.starts = 0
@@ -105,6 +106,8 @@ class SupervisorGuard:
             logs.failed("supervisor_silent", pid=recorded.identity.pid, because=held)
             return
         with held:
+            purpose = f"kill: the supervisor was silent for {HEARTBEAT_STALE_SECONDS:.0f} s"
+            self.audit.intend(clock.read(), purpose, recorded.identity, held.verdict.explanation)
             held.send(signal.SIGKILL)
         logs.changed("supervisor_ended", pid=recorded.identity.pid, because=f"no heartbeat for {HEARTBEAT_STALE_SECONDS:.0f} s")
         self._was_ended = True

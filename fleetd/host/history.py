@@ -37,6 +37,8 @@ class Anchor:
     boot_id: str
     now: datetime
     boottime_seconds: float
+    is_trusted: bool = True
+    """False after a reboot, until the kernel says that the clock is synchronised or a coordinator has confirmed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,8 @@ class History:
     anchor: Anchor | None = None
     clock_seen_at: datetime | None = None
     log_offset: int = 0
+    audit_offset: int = 0
+    """Up to where audit.jsonl has become notices."""
     checkpoints: tuple[SeenCheckpoint, ...] = ()
     progress: Progress = field(default_factory=Progress)
     alarms: dict[str, str] = field(default_factory=dict)

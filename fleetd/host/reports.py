@@ -96,7 +96,8 @@ class RunWatch:
         if sequence <= self.acknowledged:
             return
         try:
-            write_record(self.paths.acknowledged, {"notice": sequence}, durable=False)
+            # Durable: the supervisor deletes on its word, and a spool that is lost later goes on counting from it.
+            write_record(self.paths.acknowledged, {"notice": sequence})
         except OSError as fault:
             logs.failed("acknowledgement_refused", run=self.paths.root.name, because=fault)
             return  # the notices are kept a little longer

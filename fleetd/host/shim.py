@@ -29,6 +29,7 @@ from typing import Any
 from fleetd import clock, faults, logs
 from fleetd.clock import Moment
 from fleetd.host import cgroups, cradle, rundir, tidy, tree
+from fleetd.host.audit import Audit
 from fleetd.host.birth import conceive, read_report, trainer_environment
 from fleetd.host.claim import ROOM_WAIT_SECONDS, claim, is_no_room, is_wanted
 from fleetd.host.guard import TICK_SECONDS, DeadlineGuard, Due, SupervisorGuard
@@ -105,7 +106,8 @@ class Shim:
         self.token = secrets.token_hex(16)
         self.group, self.cap = cgroups.Group(), CapPart(grade=CapGrade.ABSENT, means="not made yet")
         self.kills = KillCounter(self.group)
-        self.guard = SupervisorGuard(paths, attempt)
+        self.audit = Audit(paths.audit, "shim")
+        self.guard = SupervisorGuard(paths, attempt, self.audit)
         self.deadline = DeadlineGuard(paths, spec, counted(HostPaths(paths.root.parent.parent).clock, clock.read()))
         self.record: AttemptRecord | None = None
         self.is_recorded = False
@@ -273,6 +275,7 @@ class Shim:
             self._kill_tree(moment)
         elif due is Due.ASK and "asked_at" not in self.evidence and self.ending is None:
             self.evidence["asked_at"] = format_moment(moment.now)
+            self.audit.intend(moment, "ask: the last safe moment, and no supervisor", self._leader(), "its own child, not reaped")
             self._note(self._ask())
             logs.changed("trainer_asked", attempt=self.attempt, because="the last safe moment, and no supervisor")
 
@@ -285,6 +288,7 @@ class Shim:
     def _kill_tree(self, moment: Moment) -> None:
         if "killed_at" not in self.evidence and self.ending is None:
             self.evidence |= {"killed_at": format_moment(moment.now), "reason": Reason.DEADLINE}
+            self.audit.intend(moment, "kill: the cutoff is reached", self._leader(), "its own child, not reaped")
             logs.changed("tree_killed", attempt=self.attempt, because="the cutoff is reached")
         outcome = tree.kill_tree(
             self.token, self._session(), self.group.encode(), self._leader(), never=self._never(), ancestor=os.getpid()

@@ -73,3 +73,5 @@ class HostSight:
     disk_free_bytes: int | None = None
     """Where the run directory lies; looked at only while no verified trainer lives."""
     is_durable: bool = True
+    clock_doubted_seconds: float | None = None
+    """For how long nobody has known what time it is since this boot; None when the time is known."""

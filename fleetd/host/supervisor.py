@@ -18,6 +18,7 @@ from pathlib import Path
 from fleetd import clock, logs
 from fleetd.clock import Moment
 from fleetd.host import launch, rundir, tidy, tree
+from fleetd.host.audit import Audit, told_of, untold
 from fleetd.host.causes import stop_moment
 from fleetd.host.decide import decide
 from fleetd.host.exits import reap_children, record_of
@@ -42,6 +43,7 @@ from fleetd.host.notices import Looks, Spool, observation_of, signal_notices
 from fleetd.host.observe import Observer
 from fleetd.host.processes import boot_id, set_child_subreaper
 from fleetd.host.sight import HostSight
+from fleetd.host.trusted_time import known_time
 from fleetd.kept_clock import counted, pair_of
 from fleetd.model import RunSpec
 from fleetd.paths import HostPaths, RunPaths
@@ -71,6 +73,7 @@ class Supervisor:
         self.spool, self.looks, self.observer = Spool(paths), Looks(paths), Observer(paths, spec)
         self.history = self.spool.load()
         self.follower = Follower(paths, self.history.log_offset, clock.boottime_seconds())
+        self.audit = Audit(paths.audit, "supervisor")
         self.own_status: int | None = None
         self.start_refused = ""
         self.is_done = False
@@ -97,6 +100,7 @@ class Supervisor:
 
     def tick(self, moment: Moment) -> HostSight:
         """One look, one decision, one round of acts. Returns what was seen."""
+        self._trust_clock(moment)
         time = self._effective_time(moment)
         true_moment = Moment(now=time.now, boottime_seconds=moment.boottime_seconds)
         self.spool.tend()
@@ -105,7 +109,7 @@ class Supervisor:
             moment, time, self.history, silent_since_seconds=self.follower.log_grew_seconds, is_durable=self.spool.journal.is_durable,
         )
         self._remember(sight, true_moment)
-        sight = replace(sight, silent_seconds=self._silent_seconds(moment))
+        sight = replace(sight, silent_seconds=self._silent_seconds(moment), clock_doubted_seconds=self._clock_doubted_seconds(moment))
         self._act(decide(sight, self.history), sight, true_moment)
         self._show(sight)
         return sight
@@ -114,7 +118,8 @@ class Supervisor:
         """Go on where the last supervisor was: the clock of this boot, and the attempt that may still run."""
         if self.history.anchor is None or self.history.anchor.boot_id != boot_id():
             was_rebooted = self.history.anchor is not None
-            self.history = replace(self.history, anchor=self._new_anchor(boot_id(), moment), leader_gone_seconds=None, was_rebooted=was_rebooted)
+            anchor = replace(self._new_anchor(boot_id(), moment), is_trusted=not was_rebooted)
+            self.history = replace(self.history, anchor=anchor, leader_gone_seconds=None, was_rebooted=was_rebooted)
         newest = rundir.newest_attempt(self.paths)
         if newest > self.history.attempt:
             self.history = attempt_started(self.history, newest)
@@ -122,6 +127,7 @@ class Supervisor:
             self.observer.begin(self.history.attempt, moment.boottime_seconds, None)
         if self.spool.salvaged:
             self.spool.tell(moment, "alarm", text=self.spool.salvaged)
+        self._tell_of_others(moment)
 
     def _new_anchor(self, boot: str, moment: Moment) -> Anchor:
         """The clock pair of this boot, as its host has counted it so far. It is never earlier than what the last boot recorded, nor than
@@ -130,6 +136,22 @@ class Supervisor:
         known = (self.history.clock_seen_at, self.spec.created_at, want.at if want is not None else None)
         pair = after_reboot(reading=self._counted(moment), recorded_now=max(each for each in known if each is not None))
         return Anchor(boot_id=boot, now=pair.now, boottime_seconds=pair.boottime_seconds)
+
+    def _trust_clock(self, moment: Moment) -> None:
+        """After a reboot the wall clock may be anything: begin to count anew once somebody knows the time, but never from an earlier one
+        than was counted so far, so that no more time is left than was left before the reboot."""
+        anchor = self.history.anchor
+        if anchor is None or anchor.is_trusted:
+            return
+        known = known_time(HostPaths(self.paths.root.parent.parent).clock, pair_of(moment))
+        if known is not None:
+            pair = after_reboot(reading=known, recorded_now=self._effective_time(moment).now)
+            self.history = replace(self.history, anchor=replace(anchor, now=pair.now, boottime_seconds=pair.boottime_seconds, is_trusted=True))
+            logs.changed("clock_trusted", now=pair.now.isoformat(), boottime_seconds=pair.boottime_seconds)
+
+    def _clock_doubted_seconds(self, moment: Moment) -> float | None:
+        anchor = self.history.anchor
+        return None if anchor is None or anchor.is_trusted else max(0.0, moment.boottime_seconds - anchor.boottime_seconds)
 
     def _counted(self, moment: Moment) -> ClockPair:
         return pair_of(counted(HostPaths(self.paths.root.parent.parent).clock, moment))
@@ -217,6 +239,8 @@ class Supervisor:
         watch = self.observer.watch
         assert watch is not None and watch.record.value is not None, "only a recorded trainer is signalled"
         record = watch.record.value
+        act = "kill" if isinstance(action, KillTree) else "ask"
+        self.audit.intend(moment, f"{act}: {action.because}", record.identity, watch.leader.text)
         if isinstance(action, KillTree):
             outcome = tree.kill_tree(
                 record.token, record.session, record.cgroup, record.identity, never=watch.never(), ancestor=watch.ancestor(),
@@ -232,6 +256,14 @@ class Supervisor:
         self.observer.rescan()
         for body in signal_notices(reports, purpose):
             self.spool.tell(moment, "signal", **body)
+        self._tell_of_others(moment)
+
+    def _tell_of_others(self, moment: Moment) -> None:
+        """Signals of the shim, and of a supervisor before this one that died before it could tell of them."""
+        lines, offset = untold(self.paths.audit, self.history.audit_offset, own_pid=os.getpid())
+        for line in lines:
+            self.spool.tell(moment, "signal", **told_of(line))
+        self.history = replace(self.history, audit_offset=offset)
 
     def _record_exit(self, action: RecordExit, moment: Moment) -> None:
         watch = self.observer.watch

@@ -8,7 +8,6 @@ Asked once by the coordinator's preflight. It changes nothing but a file in the 
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import os
@@ -27,6 +26,7 @@ from typing import Any
 from fleetd import clock
 from fleetd.host import cradle, devices, meters
 from fleetd.host.processes import boot_id
+from fleetd.host.trusted_time import is_synchronised
 from fleetd.wire import decode, dumps
 from policies.facts import ENV_RUN_DIR
 from policies.surveys import AcceleratorUser, HostSurvey, PythonSurvey, SessionTraps
@@ -35,9 +35,6 @@ PROBE = Path(__file__).with_name("python_probe.py")
 PROBE_SECONDS_MAX = 180.0
 """An environment of torch with CUDA holds several gigabytes, and every file of it is read."""
 SYSTEM_UID_MAX = 999
-TIMEX_BYTES = 256
-TIME_ERROR = 5
-"""What adjtimex(2) returns while nothing disciplines the clock."""
 MACHINE_DIGEST_SALT = b"fleetd machine "
 
 
@@ -48,7 +45,7 @@ def look(root: Path) -> HostSurvey:
     cap = cradle.host_part(root)
     return HostSurvey(
         machine=_machine(), hostname=platform.node(), boot_id=boot_id(), kernel=platform.release(), architecture=platform.machine(),
-        now=moment.now, utc_offset_seconds=time.localtime().tm_gmtoff, clock_synchronised=_is_clock_synchronised(),
+        now=moment.now, utc_offset_seconds=time.localtime().tm_gmtoff, clock_synchronised=is_synchronised(),
         memory_total_bytes=meters.total_bytes(), memory_available_bytes=meters.available_bytes(), root=str(root), root_fault=_root_fault(root),
         disk_free_bytes=_disk_free(root), cleaner=_cleaner(root), cap_grade=cap.grade.value, cap_means=cap.means, accelerators=accelerators,
         driver=driver, accelerator_users=_accelerator_users(root), traps=_traps(), reboot_pending=_reboot_pending(),
@@ -77,12 +74,6 @@ def _machine() -> str:
     """machine-id(5) asks that the id itself is not handed around, so only a digest of it is."""
     data = _text("/etc/machine-id").strip().encode()
     return hashlib.sha256(MACHINE_DIGEST_SALT + data).hexdigest()[:32] if data else ""
-
-
-def _is_clock_synchronised() -> bool | None:
-    buffer = ctypes.create_string_buffer(TIMEX_BYTES)  # struct timex with `modes` 0: a question, not an order
-    state = ctypes.CDLL(None, use_errno=True).adjtimex(buffer)
-    return None if state < 0 else state != TIME_ERROR
 
 
 def _root_fault(root: Path) -> str | None:

@@ -28,6 +28,7 @@ from policies.facts import parse_moment
 
 INDENT = 2
 OLDER_SHOWN_MAX = 5
+SKEW_SECONDS_SHOWN = 10.0
 
 _VERDICT_TONES = {"OK": Tone.GOOD, "NEEDS YOU": Tone.BAD, "BLIND": Tone.WARN}
 
@@ -224,6 +225,10 @@ def _host_marks(host: Document, document: Document) -> list[Line]:
             said = f"{word} for {elapsed(document, mark.get('since'))} by {words.one_line(mark.get('by') or words.UNKNOWN)}{because}"
             undo = f" (fleetd undrain {words.one_line(host.get('name'))})" if key == "drained" else ""
             notes.append(line(Span(said, Tone.WARN), quiet(undo)))
+    skew = number(sight(host.get("clock_skew_seconds")).value)
+    if skew is not None and abs(skew) > SKEW_SECONDS_SHOWN:
+        side = "ahead of" if skew > 0 else "behind"
+        notes.append(line(Span(f"! its clock is {words.duration(abs(skew))} {side} the coordinator's", Tone.BAD)))
     left = [words.one_line(run) for run in host.get("left_behind") or []]
     if left and host.get("reachable"):
         notes.append(line(Span(f"! it answers again: what was left behind is being ended: {', '.join(left)}", Tone.WARN)))

@@ -264,6 +264,15 @@ def test_a_reboot_while_a_run_waits_for_its_next_attempt_is_a_reboot_too() -> No
     assert kinds(decide(sight(of=spec(on_reboot=OnReboot.RESUME)), waiting)) == [Move, StartAttempt]
 
 
+def test_after_a_reboot_nothing_starts_before_somebody_knows_the_time_and_a_late_clock_is_told_of() -> None:
+    waiting = History(state=RunState.BACKOFF, attempt=1)
+    assert decide(sight(clock_doubted_seconds=1.0), waiting) == ()
+    late = decide(sight(clock_doubted_seconds=20.0), waiting)
+    assert kinds(late) == [Alarm] and "nothing is started" in str(late)
+    assert moves(decide(sight(), waiting)) == [RunState.STARTING]
+    assert moves(decide(sight(CUTOFF_SECONDS, clock_doubted_seconds=20.0), waiting)) == [RunState.FINISHED], "too late is too late"
+
+
 def test_progress_brings_the_backoff_back_to_its_first_wait() -> None:
     tired = replace(RUNNING, fruitless_count=5, step_at_start=10)
     fruitless = decide(sight(attempt=ended(1)), tired)[-1]

@@ -5,15 +5,23 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 from host_runs import HostRun, is_alive, spec_for, wait_for
 
-from fleetd.host.processes import can_read_exit_by_pidfd
+from fleetd import clock
+from fleetd.files import write_record
+from fleetd.host.processes import boot_id, can_read_exit_by_pidfd
+from fleetd.journal import Journal
+from fleetd.kept_clock import KeptPair
 from fleetd.model import RestartTerms
-from policies.facts import Reason, RunState, SignalTarget, StopMode, Want
+from fleetd.paths import HostPaths
+from policies.facts import Reason, RunState, SignalTarget, StopMode, Want, format_moment
+
+EARLIER_BOOT = "00000000-0000-0000-0000-000000000000"
 
 
 def cpu_seconds(pid: int) -> float:
@@ -243,3 +251,34 @@ def test_after_a_reboot_the_attempt_is_over_and_the_run_goes_on_from_its_checkpo
     assert (seen.state, seen.attempt) == (RunState.FINISHED, 2)
     assert run.notices("attempt_ended")[0]["body"]["reason"] == "host_rebooted"
     assert run.notices("attempt_started")[1]["body"]["resume_step"] >= 10
+
+
+def test_after_a_reboot_the_next_attempt_waits_for_a_known_time_and_has_no_more_of_it_than_was_left(
+    start: Callable[..., HostRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(clock.ENV_OFFSET_FILE, str(tmp_path / "offset"))  # a clock that nobody disciplines
+    run = start("400", "0.05", "every=5")
+    run.wait_step(12)
+    for program in (run.paths.supervisor, run.paths.shim):
+        run.kill_program(program)
+    run.kill_trainer()
+    recorded_at = datetime.now(timezone.utc) + timedelta(minutes=3)
+    journal = Journal.open(run.paths.journal)
+    history = journal.state_get("history")
+    assert history is not None
+    history["anchor"]["boot_id"], history["clock_seen_at"] = EARLIER_BOOT, format_moment(recorded_at)
+    journal.append([], state={"history": history})
+    journal.close()
+    for path in (run.paths.attempt(1).record, run.paths.shim):
+        record = json.loads(path.read_text())
+        record["identity"]["boot_id"] = EARLIER_BOOT
+        path.write_text(json.dumps(record))
+    run.supervise()
+    waiting = run.wait(lambda seen: seen if seen.next_attempt_at and seen.at > seen.next_attempt_at + timedelta(seconds=1) else None)
+    assert (waiting.state, waiting.attempt) == (RunState.BACKOFF, 1) and not run.paths.attempt(2).root.exists()
+
+    moment = clock.read()  # a coordinator tells it an earlier time than what was recorded: that gives none back
+    pair = KeptPair(boot_id=boot_id(), now=moment.now, boottime_seconds=moment.boottime_seconds, is_confirmed=True)
+    write_record(HostPaths(run.root).clock, pair)
+    seen = run.wait(lambda seen: seen if seen.attempt == 2 and seen.pid else None)
+    assert seen.at >= recorded_at, "time never runs back, so what was left stays the most that is left"
