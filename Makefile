@@ -13,7 +13,7 @@ CUTS   ?= 100
 INIT   ?= sshd
 STRIDE ?= 1
 
-.PHONY: demo demo-fleet test check bench bench-trainer chaos deadlines full-disk fuzz live clean prove soak fleet-up fleet-down planted service
+.PHONY: demo demo-fleet fence test check bench bench-trainer chaos deadlines full-disk fuzz live clean prove soak fleet-up fleet-down planted service
 
 demo: $(VENV)/ready
 	$(RUN) examples/manpages/demo.py
@@ -94,3 +94,7 @@ prove: $(VENV)/ready
 
 clean:
 	rm -rf $(VENV) .demo
+
+# A host that is away is fenced while its trainer lives on, and comes back.
+fence: $(VENV)/ready
+	nice -n 5 $(VENV)/bin/pytest -q tests/live/fence_stories.py
