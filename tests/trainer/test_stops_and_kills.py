@@ -241,7 +241,7 @@ def test_running_out_of_memory_saves_the_last_whole_step_and_names_planned_and_p
         if training.state.step == 7:  # dropout has drawn for this step when the allocator refuses
             torch.empty(2**50, dtype=torch.uint8)
 
-    training.state.model.register_forward_hook(greedy)
+    training.state.model.base_model.register_forward_hook(greedy)
     assert training.train() == TrainerExit.MEMORY
     assert last_step(run_dir) == 7
     said = log_of(run_dir)[-1]["because"]
@@ -281,4 +281,5 @@ def test_patience_ends_a_training_that_no_longer_improves_and_a_resume_agrees(tm
 def test_peak_memory_is_measured() -> None:
     from trainer.memory import peak_bytes
 
-    assert 0 < peak_bytes(torch.device("cpu")) <= resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # The kernel counts both a little late, and not at the same moment; only the first begins anew at an exec.
+    assert 0 < peak_bytes(torch.device("cpu")) <= 1.1 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
