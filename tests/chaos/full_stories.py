@@ -8,6 +8,7 @@ history, no temporary left, and while it lasts a word of it where a person looks
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -120,12 +121,12 @@ def _host_faults(run: HostRun) -> list[str]:
     return [f"{name}: {value} instead of {wanted[name]}" for name, value in found.items() if value != wanted[name]]
 
 
-def _silence(tap: Tap, told: set[str], role: str, journal: str, shown_seconds: float | None) -> list[str]:
+def _silence(tap: Tap, told: set[str], role: str, journal: str, shown_seconds: float | None, seen_seconds: float = math.inf) -> list[str]:
     """A journal that could not be written for a while, and nobody was told. Before a supervisor has shown itself for the first time a full
-    disk keeps it from that: then the figure of the host's disk tells."""
+    disk keeps it from that: then the figure of the host's disk tells. A coordinator that is on its way out tells nobody."""
     is_due = tap.plan.mode == "full" and shown_seconds is not None and any(
         call.role == role and call.name.rpartition("/")[2].startswith(journal)
-        and shown_seconds < call.at_seconds < tap.full_until_seconds - TELL_SECONDS for call in tap.refused
+        and shown_seconds < call.at_seconds < min(tap.full_until_seconds, seen_seconds) - TELL_SECONDS for call in tap.refused
     )
     return ["nobody was told of the full disk"] if is_due and not any("journal" in text for text in told) else []
 
@@ -203,6 +204,7 @@ class Eyes(threading.Thread):
         self.state, self.is_leaving, self.fault = state, False, ""
         self.seen: list[dict[str, Any]] = []
         self.shown_seconds: float | None = None
+        self.seen_seconds = 0.0
 
     def run(self) -> None:
         while not self.is_leaving:
@@ -213,7 +215,8 @@ class Eyes(threading.Thread):
             except AssertionError as fault:
                 self.fault = str(fault)
                 return
-            self.shown_seconds = self.shown_seconds or time.monotonic()
+            self.seen_seconds = time.monotonic()
+            self.shown_seconds = self.shown_seconds or self.seen_seconds
             time.sleep(LOOK_SECONDS)
 
     def until_over(self) -> list[dict[str, Any]]:
@@ -278,7 +281,7 @@ def _campaign_faults(state: Path, host: Path, documents: list[dict[str, Any]], t
         if document["events"] != last["events"][: len(document["events"])]:
             faults.append("an event that had been shown was changed or lost")
     told = {text for document in documents for text in (document["coordinator"]["journal"], document["verdict"]["text"])}
-    return faults + _silence(tap, told - {"ok"}, "coordinator", "journal.db", eyes.shown_seconds)
+    return faults + _silence(tap, told - {"ok"}, "coordinator", "journal.db", eyes.shown_seconds, eyes.seen_seconds)
 
 
 def _replay_faults(state: Path, last: dict[str, Any]) -> list[str]:
