@@ -58,8 +58,8 @@ class SshSession:
 
     def close(self) -> None:
         self._agent = None
+        self._road.drop()  # first: nothing that is said to a dead host comes to an end before that
         self._ssh_courier.close()
-        self._road.drop()
 
     def _establish(self, until_seconds: float) -> AgentLine:
         try:
