@@ -97,7 +97,7 @@ def restored(spark: Sshd) -> Iterator[Sshd]:
 
 def test_a_host_needs_nothing_but_a_python_of_its_own_and_keeps_everything_below_its_root(spark: Sshd, releases: Releases) -> None:
     before = {path.name for path in spark.home.iterdir()} | {"fleetd"}
-    facts = hello(spark, releases, agent_python="/usr/bin/python3")
+    facts = hello(spark, releases)
 
     assert facts["root_writable"] is True
     assert {path.name for path in spark.home.iterdir()} == before
