@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import json
 import random
+import shutil
 import statistics
 import subprocess
 import sys
@@ -65,7 +66,8 @@ def prove_cuts(count: int, seed: int) -> None:
     """Cut the connections once during each launch, at a moment drawn from the seed; then let it be, and count trainers."""
     dice = random.Random(seed)
     fleet, counts = Fleet(ROOT), {0: 0, 1: 0, 2: 0}
-    host = Sshd(Path(tempfile.mkdtemp(prefix="fleetd-cuts-")) / "spark-a", "spark-a")
+    folder = Path(tempfile.mkdtemp(prefix="fleetd-cuts-"))
+    host = Sshd(folder / "spark-a", "spark-a")
     cut_connections, reached, window_seconds = 0, [], 0.0
     body = {"transport": "ssh", "ssh_config": str(host.ssh_config), "root": str(fleet.host_root), "capacity": "2GiB", "floor": "64MiB"}
     try:
@@ -100,6 +102,7 @@ def prove_cuts(count: int, seed: int) -> None:
     finally:
         host.stop()
         fleet.close()
+        shutil.rmtree(folder, ignore_errors=True)
     print(f"      seed {seed}: a launch takes {window_seconds:.1f} s undisturbed; {cut_connections} connections killed in {count} launches; "
           f"to running: median {statistics.median(reached):.1f} s, longest {max(reached):.1f} s")
     check(counts[2] == 0, f"{count} cuts: {counts[1]} times one trainer, {counts[0]} times none (refused, and told so), {counts[2]} times two")
@@ -136,9 +139,10 @@ def prove_orders(count: int, seed: int) -> None:
             stop = replace(want, sequence=2, want=Want.STOP, mode=StopMode.NOW)
             insist(session, "want", {"run_id": spec.run_id, "want": encode(stop)})
     finally:
-        time.sleep(5.0)
+        time.sleep(5.0)  # the last trainer was told to stop just now
         session.close()
         host.stop()
+        shutil.rmtree(folder, ignore_errors=True)
     print(f"      seed {seed}: from no connection to a running trainer takes {window_seconds:.1f} s undisturbed; {cut_connections} connections "
           f"killed, {failed_calls} orders failed and were given again")
     check(counts == [0, count, 0], f"{count} starts cut at random moments: {counts[1]} times one trainer, {counts[0]} times none, "
