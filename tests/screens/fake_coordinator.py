@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 Body = dict[str, Any]
 START_SECONDS_MAX = 10.0
+VERBS = ("launch", "stop", "resume", "open", "report", "fence", "drain", "undrain", "clear", "takeover")
 
 
 class FakeCoordinator:
@@ -40,7 +41,7 @@ class FakeCoordinator:
 
     def start(self) -> FakeCoordinator:
         routes = [Route("/v1/status", self._status), Route("/v1/events", self._events), Route("/v1/logs", self._logs)]
-        routes += [Route(f"/v1/{verb}", self._post, methods=["POST"]) for verb in ("launch", "stop", "resume", "open", "report")]
+        routes += [Route(f"/v1/{verb}", self._post, methods=["POST"]) for verb in VERBS]
         config = uvicorn.Config(
             Starlette(routes=routes), uds=str(self.root / "api.sock"), log_level="error", lifespan="off", timeout_graceful_shutdown=1
         )
