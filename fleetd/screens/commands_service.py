@@ -42,6 +42,7 @@ def add_to(parent: typer.Typer) -> None:
     app.command()(install)
     app.command()(status)
     app.command()(uninstall)
+    app.command("print")(print_unit)
     app.command("stop-runs", hidden=True)(stop_runs)
     parent.add_typer(app, name="service")
 
@@ -83,7 +84,8 @@ def install(
 
 def status(of_user: OfUser = None, as_json: AsJson = False) -> int:
     """Say whether the service is installed, runs and answers, and which limits its cgroup really has."""
-    manager = _Manager(_is_system(of_user))
+    is_system = _shows_system() if of_user is None else not of_user
+    manager = _Manager(is_system)
     found = manager.show(COORDINATOR)
     files = {str(path): service_files.standing(path).value for path in _paths(manager.is_system)}
     body = {
@@ -128,6 +130,13 @@ def uninstall(of_user: OfUser = None) -> int:
     return EXIT_OK
 
 
+def print_unit() -> int:
+    """Print the unit in which supervisors live, for a host without an installation of its own."""
+    where = state_root().absolute()
+    typer.echo(Service(is_system=True, python=sys.executable, state=where).render(RUN), nl=False)
+    return EXIT_OK
+
+
 def stop_runs(seconds: Annotated[int, typer.Option(help="How long to wait for the saves.")]) -> int:
     """Stop every run after a save, and wait until they have. Used by the service where its operator asked for it."""
     end = time.monotonic() + seconds
@@ -167,6 +176,12 @@ def _is_system(of_user: bool | None) -> bool:
         raise RequestRefused("the machine's service is root's to change", where="fleetd service", what=f"you are {getpass.getuser()}",
                              fix="sudo fleetd service …, or fleetd service … --user")
     return is_system
+
+
+def _shows_system() -> bool:
+    """Whose service a person means who did not say: their own if there is one, else the machine's. Anybody may look."""
+    own = service_files.units_folder(is_system=False) / COORDINATOR
+    return os.geteuid() == 0 or (not own.exists() and (service_files.units_folder(is_system=True) / COORDINATOR).exists())
 
 
 def _roots(given: list[Path]) -> tuple[tuple[str, ...], str]:

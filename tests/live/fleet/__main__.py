@@ -26,6 +26,9 @@ def main(arguments: list[str]) -> int:
     if verb == "down":
         settled.down()
         return 0
+    if not settled.ground.folder.exists():
+        print("there are no hosts: make fleet-up", file=sys.stderr)
+        return 1
     if verb == "status":
         show(settled)
         return 0

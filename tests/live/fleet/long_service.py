@@ -162,6 +162,10 @@ def test_who_may_talk_to_it_and_what_installing_and_uninstalling_touch(installed
     answered = fleetd(host, "status", user="fleet")
     assert "nothing was launched yet" in answered.stdout and f"this is the machine's coordinator, {STATE}" in answered.stderr
 
+    assert "fleetd.service of the system's manager: active" in fleetd(host, "service", "status", user="fleet").stdout
+    refused = fleetd(host, "service", "uninstall", "--system", user="fleet", check=False)
+    assert refused.returncode == 3 and "root's to change" in refused.stderr
+
     said = fleetd(host, "service", "install", "--credential", "ssh-key=/etc/key").stdout
     assert f"unchanged {UNITS}/fleetd.service" in said and shown(host, "fleetd.service", "MainPID") == before
     host.run("sh", "-c", f"echo '# mine' >> '{UNITS}/fleetd-run@.service'")
