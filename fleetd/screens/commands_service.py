@@ -28,6 +28,7 @@ LOOK_SECONDS = 1.0
 AT_REST = ("stopped", "finished", "failed", "lost")
 """Where a stop leads, and where it can't be waited for: a silent host gets the order when it answers."""
 LINGERING = Path("/var/lib/systemd/linger")
+SYSTEMD_RUNS = Path("/run/systemd/system")
 SHOWN = ("LoadState", "ActiveState", "SubState", "Result", "StatusText", "MainPID", "NRestarts", "ControlGroup", "WatchdogUSec")
 UNLIMITED_BYTES = 1 << 60
 """cgroup v1 writes "no limit" as a number near 2**63."""
@@ -58,6 +59,7 @@ def install(
 ) -> int:
     """Install the coordinator's service, start it, and see it answer. Runs on hosts do not notice."""
     is_system = _is_system(of_user)
+    manager = _Manager(is_system)  # first of all: where there is none, nothing is written
     roots, owner = _roots(root or [])
     service = Service(
         is_system=is_system, python=sys.executable, state=SYSTEM_STATE if is_system else state_root().absolute(), user=account,
@@ -71,7 +73,6 @@ def install(
         terminal.say(f"{what:9} {path}")
     if any(path.parent == service_files.accounts_folder() for path in done):
         _act(["systemd-sysusers", str(service_files.accounts_folder() / service_files.ACCOUNT)])
-    manager = _Manager(is_system)
     manager.act("daemon-reload")
     if start:
         for unit in (COORDINATOR, *([TIMER] if roots else [])):
@@ -157,9 +158,9 @@ class _Manager:
         self.is_system = is_system
         self.name = "the system's manager" if is_system else f"the manager of user {getpass.getuser()}"
         self._argv = ["systemctl", *([] if is_system else ["--user"])]
-        if shutil.which("systemctl") is None or not Path("/run/systemd/system").is_dir():
-            fix = "setsid -f fleetd daemon; or an entry of your own init that runs `fleetd daemon`"
-            raise RequestRefused("systemd does not run here", where="/run/systemd/system", what="there is no service manager to ask", fix=fix)
+        if shutil.which("systemctl") is None or not SYSTEMD_RUNS.is_dir():
+            fix = "fleetd daemon start; or an entry of your own init that runs `fleetd daemon`"
+            raise RequestRefused("systemd does not run here", where=str(SYSTEMD_RUNS), what="there is no service manager to ask", fix=fix)
 
     def act(self, *arguments: str) -> None:
         _act([*self._argv, *arguments])

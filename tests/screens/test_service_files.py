@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fleetd.screens import service_files
+from fleetd.screens import commands_service, service_files
 from fleetd.screens.service_files import COORDINATOR, RUN, SWEEP, TIMER, Service, Standing, marked, standing, word
 from policies.errors import RequestRefused
 
@@ -109,3 +109,11 @@ def test_a_file_says_whose_it_is(tmp_path: Path, text: str | None, expected: Sta
 
 def test_words_of_units_are_quoted_only_where_they_must_be() -> None:
     assert word("/srv/fleetd") == "/srv/fleetd" and word("/a b") == '"/a b"' and word("50%$x") == "50%%$$x"
+
+
+def test_without_systemd_nothing_is_installed_and_the_way_without_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setattr(commands_service, "SYSTEMD_RUNS", tmp_path / "absent")
+    with pytest.raises(RequestRefused, match="systemd does not run here"):
+        commands_service.install(of_user=True)
+    assert list(tmp_path.iterdir()) == []

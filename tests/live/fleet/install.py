@@ -45,6 +45,10 @@ SYSTEMD_OWN = {
 MASKED = ("systemd-remount-fs.service", "systemd-networkd.service", "systemd-timesyncd.service", "modprobe@drm.service", "tmp.mount", "getty.target")
 
 
+PRIVATE = ("root/.local/state/fleetd", "root/.config/fleetd", "root/.config/systemd", "var/lib/fleetd")
+"""What a person may have of fleetd on this machine. A host must not take it for its own."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbours:
     """What every host knows of the others: `/etc/hosts`, their keys as known_hosts lines, and the key that opens them."""
@@ -77,8 +81,10 @@ def install(upper: Path, name: str, neighbours: Neighbours, init: str) -> None:
     add_user(etc)
     for home, user_id in ((upper / "root", 0), (upper / "home" / USER, USER_ID)):
         let_in(home, user_id, neighbours.key)
-    (upper / "srv").mkdir()
-    os.chown(upper / "srv", USER_ID, USER_ID)
+    os.chown(opaque(upper / "srv"), USER_ID, USER_ID)
+    for place in PRIVATE:
+        if (LOWER / place).exists():
+            opaque(upper / place)
     if init == "systemd":
         install_systemd(upper)
 
@@ -96,8 +102,7 @@ def add_user(etc: Path) -> None:
 
 
 def let_in(home: Path, user_id: int, key: Path) -> None:
-    folder = home / ".ssh"
-    folder.mkdir(parents=True)
+    folder = opaque(home / ".ssh")
     shutil.copy(key, folder / "id_ed25519")
     shutil.copy(f"{key}.pub", folder / "authorized_keys")
     # A Python of root may lie in its home, and `fleet` runs it too: the home is closed to looks but not to passing through.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from fleet.host import Host
+from fleet.hosts import Hosts
 from fleet.service_kit import change, client_of, fleetd, launch_printer, lives, running, shown, systemctl, take_away, until, write_printer
 from fleetd.host.homes import escape
 from fleetd.paths import RunPaths
@@ -81,15 +83,19 @@ def test_a_users_service_keeps_each_supervisor_in_a_unit_of_the_users_manager(li
         assert lives(host, trainer) and user_shown(host, unit, "ActiveState") == "active"
 
 
-def test_without_lingering_a_supervisor_is_detached_and_the_service_says_that_it_ends_with_the_login(lingering: Host, tmp_path: Path) -> None:
-    host = lingering
-    fleetd(host, "service", "install", "--user", user="fleet", environment=AS_USER)
-    host.run("rm", "/var/lib/systemd/linger/fleet")
-    assert "ends with your last login" in fleetd(host, "service", "status", "--user", user="fleet", environment=AS_USER).stdout
-    with client_of(host, OWN_STATE) as client:
-        launch_printer(client, tmp_path, ROOT)
-        run = until(lambda: running(client), "the run runs", host)
-        assert "home=detached" in run_paths(host, run).supervisor_log.read_text(encoding="utf-8")
+def test_without_lingering_a_supervisor_is_detached_and_all_of_it_ends_with_the_last_login(host: Host, systemd_hosts: Hosts, tmp_path: Path) -> None:
+    login = subprocess.Popen(["ssh", "-F", str(systemd_hosts.ssh_config), host.name, "cat"], stdin=subprocess.PIPE)
+    try:
+        until(lambda: host.path(f"/run/user/{USER_ID}/systemd/private").exists(), "the user's manager runs", host)
+        fleetd(host, "service", "install", "--user", user="fleet", environment=AS_USER)
+        assert "ends with your last login" in fleetd(host, "service", "status", "--user", user="fleet", environment=AS_USER).stdout
+        with client_of(host, OWN_STATE) as client:
+            launch_printer(client, tmp_path, ROOT)
+            run = until(lambda: running(client), "the run runs", host)
+            assert "home=detached" in run_paths(host, run).supervisor_log.read_text(encoding="utf-8")
+    finally:
+        login.communicate()
+    until(lambda: not lives(host, run["pid"]["value"]), "what the status said of the last login is true", host)
 
 
 def test_roots_supervisors_live_in_units_of_the_machine_without_a_limit_and_the_sweep_starts_them_after_a_reboot(host: Host, tmp_path: Path) -> None:
