@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 from fleetd import kept_clock
-from fleetd.coordinator import board, decide, decide_campaigns, decide_runs, document, host_keys
+from fleetd.coordinator import board, decide, decide_campaigns, decide_runs, document, host_keys, targets
 from fleetd.coordinator.pen import Pen
 from fleetd.host import causes, supervisor
 from fleetd.host import decide as host_decide
@@ -120,7 +120,7 @@ def stop_when_the_link_is_down(patch: Patch) -> None:
 def open_before_the_freeze(patch: Patch) -> None:
     early = frozenset({CampaignStage.TRAINING, CampaignStage.SELECTING, CampaignStage.FROZEN, CampaignStage.EVALUATED})
     patch(decide_campaigns, "AFTER_FREEZE", early)
-    patch(decide_runs, "AFTER_FREEZE", early)
+    patch(targets, "AFTER_FREEZE", early)
     patch(jobs.VirtualJobs, "_frozen_of", lambda self, store: "nothing")
 
 
