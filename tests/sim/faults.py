@@ -166,7 +166,7 @@ class Faults:
             machine.is_disk_full = False
             self.world.say(machine.name, "its disk has room again")
 
-        self._for_a_while(1.0, 90.0, free)
+        self._for_a_while(1.0, 140.0, free)
 
     def _hog(self) -> None:
         """Somebody else takes memory until little or nothing is left above the floor."""
