@@ -79,9 +79,7 @@ class HostLink:
                 self._rest(error)
             except Exception as fault:  # whatever it is, it must cost this host's link a rest and not its life
                 logs.failed("link_fault", host=self.plan.name, what=repr(fault))
-                what = f"{type(fault).__name__}: {fault}"
-                fix = f"see {self.plan.root}/agent.log and the coordinator's daemon.log"
-                self._rest(HostUnreachable(f"host {self.plan.name} answers what can't be read", where=self.plan.name, what=what, fix=fix))
+                self._rest(_unreadable(self.plan, fault))
         self._refuse_orders(HostUnreachable("the coordinator is leaving", where=self.plan.name, what="the channel was closed", fix="start it again"))
         self.session.close()
 
@@ -113,8 +111,8 @@ class HostLink:
             self._host_clock = {"now": format_moment(now), "boottime_seconds": answer["boottime_seconds"]}
         reports = tuple(report for report in (self._report(each) for each in answer["runs"]) if report is not None)
         self._inbox.put_host(HostAnswer(
-            host=self.plan.name, at=at, skew_seconds=skew_seconds, memory_available_bytes=answer.get("memory_available_bytes"),
-            disk_free_bytes=answer.get("disk_free_bytes"), reports=reports, after=after,
+            host=self.plan.name, at=at, skew_seconds=skew_seconds, memory_available_bytes=_bytes(answer, "memory_available_bytes"),
+            disk_free_bytes=_bytes(answer, "disk_free_bytes"), reports=reports, after=after,
         ))
 
     def _report(self, body: Any) -> RunReport | None:
@@ -141,6 +139,9 @@ class HostLink:
                 raise
             except ExplainedError as error:
                 self._inbox.put_order(OrderDone(order=order, error=error.to_json()))
+            except Exception as fault:  # an order that is never answered is never sent again, and it may be a stop
+                self._inbox.put_order(OrderDone(order=order, error=_unreadable(self.plan, fault).to_json()))
+                raise
             else:
                 self._inbox.put_order(OrderDone(order=order, answer=answer))
 
@@ -151,7 +152,8 @@ class HostLink:
         if self._failures == 1:
             logs.failed("host_trouble", host=self.plan.name, title=error.title, what=error.what)
         self._inbox.put_host(HostTrouble(host=self.plan.name, error=error.to_json()))
-        self._refuse_orders(error)
+        # They never left. In the host's own words a start would count as refused by it, and its run may be alive there from an earlier try.
+        self._refuse_orders(HostUnreachable(error.title, where=error.where, what=error.what, fix=error.fix))
         self._closing.wait(min(BACKOFF_SECONDS_FIRST * 2.0 ** min(self._failures - 1, 16), BACKOFF_SECONDS_MAX))
 
     def _refuse_orders(self, error: ExplainedError) -> None:
@@ -160,3 +162,14 @@ class HostLink:
                 self._inbox.put_order(OrderDone(order=self._orders.get_nowait(), error=error.to_json()))
             except queue.Empty:
                 return
+
+
+def _unreadable(plan: HostPlan, fault: Exception) -> HostUnreachable:
+    fix = f"see {plan.root}/agent.log and the coordinator's daemon.log"
+    return HostUnreachable(f"host {plan.name} answers what can't be read", where=plan.name, what=f"{type(fault).__name__}: {fault}", fix=fix)
+
+
+def _bytes(answer: dict[str, Any], name: str) -> int | None:
+    """A figure that the loop will count with. WireError when it is none."""
+    value = answer.get(name)
+    return None if value is None else decode(int, value, name)

@@ -29,7 +29,7 @@ from fleetd.host.tail import LogTail as LogTail
 from fleetd.model import CapPart, CutoffOrder, ExitRecord, Observation, RunSpec, WantOrder
 from fleetd.paths import HostPaths, RunPaths
 from fleetd.wire import WireError, decode, encode
-from policies.errors import RequestRefused
+from policies.errors import ExplainedError, RequestRefused
 from policies.facts import ProcessIdentity, Reason, RunKind, StopMode, Want, step_name
 
 ORDERS_PATIENCE_SECONDS = 5.0
@@ -328,7 +328,7 @@ def _orders_locked(paths: RunPaths) -> Iterator[None]:
     lock = paths.orders / "lock"
     descriptor = try_lock(lock, ORDERS_PATIENCE_SECONDS)
     if descriptor is None:
-        raise RequestRefused(
+        raise ExplainedError(  # no refusal: a start that finds its run there would count as one that began nothing
             "the orders of this run are locked", where=str(lock), what=f"another agent has held them for {ORDERS_PATIENCE_SECONDS:.0f} s",
             fix=f"fuser {lock}   (shows who; then send the order again)",
         )
