@@ -187,6 +187,10 @@ class HostPaths:
     def run(self, run_id: str) -> RunPaths:
         return RunPaths(self.runs / run_id)
 
+    def never_start(self, run_id: str) -> Path:
+        """There once this host was told that the run goes on elsewhere, and had none of it yet: an order for it may still be on its way."""
+        return self.root / "left_behind" / run_id
+
 
 @dataclass(frozen=True, slots=True)
 class RunPaths:

@@ -156,6 +156,9 @@ class Agent:
         """Before anything else happens here: end what is left of runs whose work went on elsewhere while this host was away."""
         for run_id in (reading.safe_name(each, "run id") for each in body.get("left_behind") or ()):
             paths = self.paths.run(run_id)
+            if not paths.order.exists():  # its start may still come, out of a buffer on the way
+                self.paths.never_start(run_id).parent.mkdir(exist_ok=True)
+                self.paths.never_start(run_id).touch()
             if paths.order.exists() and rundir.leave_behind(paths, actor=f"coordinator:{owner.coordinator_id}", at=clock.read().now):
                 logs.changed("left_behind", run=run_id, because="this host was fenced; its work goes on in another run")
                 self.reports.ensure_supervisor(run_id)
@@ -167,9 +170,15 @@ class Agent:
             raise WireError("task: expected an object or null")
         reading.safe_name(spec.run_id, "run id")
         paths = self.paths.run(spec.run_id)
+        mark = self.paths.never_start(spec.run_id)
+        if mark.exists():
+            what, fix = "this host was fenced before the order came; its work goes on in another run", "nothing: fleetd status shows where it goes on"
+            raise RequestRefused("that run is not started here any more", where=str(mark), what=what, fix=fix)
         created = rundir.create_run(paths, spec, task, want)
         if not created:
             rundir.apply_want(paths, want)
+        if mark.exists():  # made by another agent meanwhile, which saw no run yet
+            rundir.leave_behind(paths, actor=f"coordinator:{spec.owner.coordinator_id}", at=clock.read().now)
         logs.changed("run_created" if created else "run_was_there", run=spec.run_id)
         return {"created": created, "supervisor": self.reports.ensure_supervisor(spec.run_id)}
 

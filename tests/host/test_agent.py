@@ -260,6 +260,17 @@ def test_a_staged_directory_is_present_by_name_and_verified_by_its_bytes(connect
     assert channel.error("has", kind="secrets", digest=body["digest"])["error"] == "RequestRefused"
 
 
+def test_a_start_that_comes_after_its_run_was_left_behind_starts_nothing(connect: Callable[..., Channel], tmp_path: Path) -> None:
+    """It may have waited in a jump host's buffer or in a suspended agent while the host was fenced: the host has nothing of the run yet."""
+    run = HostRun(tmp_path / "root", spec_for("20", "0.05"))
+    late, channel = connect(), connect()
+    late.ok("hello", protocol=1)
+    channel.ok("hello", protocol=1, left_behind=[run.spec.run_id])
+
+    assert "not started here any more" in late.error("start", **start_body(run))["title"]
+    assert not HostPaths(tmp_path / "root").run(run.spec.run_id).root.exists()
+
+
 def test_nonsense_is_answered_and_the_agent_lives_on(connect: Callable[..., Channel]) -> None:
     channel = connect()
     for line in ("{", "[]", '{"id":1}', '{"id":2,"order":"start","owner":{"coordinator_id":"coordinator","generation":1},"body":{}}'):
