@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import re
 import types
 import typing
 from datetime import datetime
@@ -21,6 +23,9 @@ LINE_BYTES_MAX = 8 * 1024 * 1024
 PROTOCOL = 1
 
 T = TypeVar("T")
+
+_HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
+"""Where a surrogate may stand: as an escape, which is whole where two make a pair, or as such."""
 
 
 class WireError(ValueError):
@@ -53,14 +58,29 @@ def dumps(value: Any) -> str:
     return json.dumps(encode(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-def loads(text: str | bytes) -> Any:
-    """The JSON value of one line; WireError when it is too long, malformed, or repeats a key."""
+def loads(text: str | bytes, *, any_float: bool = False) -> Any:
+    """The JSON value of one line; WireError when it is too long, malformed, repeats a key, or holds what `dumps` could not write again:
+    half a character, or (unless `any_float`, for lines that trainers wrote) NaN or infinity."""
     if len(text) > LINE_BYTES_MAX:
         raise WireError(f"a line of {len(text)} bytes is over the limit of {LINE_BYTES_MAX}")
+    numbers: dict[str, Any] = {} if any_float else {"parse_constant": _finite, "parse_float": _finite}
     try:
-        return json.loads(text, object_pairs_hook=_unique)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as fault:
+        text = text.decode() if isinstance(text, bytes) else text
+        value = json.loads(text, object_pairs_hook=_unique, **numbers)
+        if _HALF_CHARACTER.search(text) is not None:
+            json.dumps(value, ensure_ascii=False).encode()
+    except WireError:
+        raise
+    except (ValueError, RecursionError) as fault:
         raise WireError(f"not JSON: {fault}") from fault
+    return value
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise WireError(f"{text} is no finite number")
+    return value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

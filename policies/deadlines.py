@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+RESERVE_SECONDS_MAX = 10 * 365 * 86400.0
+"""A speed that asks for more was mismeasured. A deadline minus this is still a date."""
 CLOCK_TOLERANCE_SECONDS = 5.0
 """Slewing moves a clock by far less than this between anchor and now; a step is more."""
 
@@ -70,7 +72,7 @@ def reserve_seconds(
     if rows is None or seconds_per_row is None:
         return minimum_seconds
     assert rows >= 0 and seconds_per_row >= 0
-    return max(minimum_seconds, factor * rows * seconds_per_row + margin_seconds)
+    return max(minimum_seconds, min(factor * rows * seconds_per_row + margin_seconds, RESERVE_SECONDS_MAX))
 
 
 def cutoff_at(final_at: datetime, reserve_seconds: float) -> datetime:

@@ -135,5 +135,6 @@ ERRORS_BY_NAME: dict[str, type[ExplainedError]] = {
 
 def from_json(body: dict[str, str]) -> ExplainedError:
     """The error that `to_json` described, as it crossed a pipe or a socket."""
-    kind = ERRORS_BY_NAME.get(body.get("error", ""), ExplainedError)
-    return kind(body.get("title", "unknown error"), where=body.get("where", "?"), what=body.get("what", "?"), fix=body.get("fix", "?"))
+    kind = ERRORS_BY_NAME.get(str(body.get("error", "")), ExplainedError)
+    where, what, fix = (str(body.get(name, "?")) for name in ("where", "what", "fix"))
+    return kind(str(body.get("title", "unknown error")), where=where, what=what, fix=fix)

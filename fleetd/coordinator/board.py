@@ -16,6 +16,8 @@ from fleetd.model import Observation, Owner, RunReport
 
 ACKNOWLEDGED_MAX = 50_000
 TROUBLES_MAX = 5_000
+AGE_SECONDS_MAX = 10 * 365 * 86400.0
+"""What a host says beyond that is nonsense, and must not lead out of the calendar."""
 
 
 class Board:
@@ -114,8 +116,10 @@ def _age_seconds(report: RunReport, told_at: datetime | None) -> float:
     """How old a look was when its host told of it: as the host counted, else by the host's wall clock."""
     assert report.observation is not None
     if report.look_age_seconds is not None:
-        return max(0.0, report.look_age_seconds)
-    return 0.0 if told_at is None else max(0.0, (told_at - report.observation.at).total_seconds())
+        age_seconds = report.look_age_seconds
+    else:
+        age_seconds = 0.0 if told_at is None else (told_at - report.observation.at).total_seconds()
+    return min(max(0.0, age_seconds), AGE_SECONDS_MAX)
 
 
 def _note(troubles: dict[str, Trouble], key: str, error: dict[str, str] | None, now: datetime) -> None:

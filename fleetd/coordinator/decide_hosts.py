@@ -27,6 +27,9 @@ HOST_SILENT_SECONDS = 30.0
 RECONCILE_SECONDS = 5.0
 """How much newer than the run's last change a look must be, before it corrects a state for which no notice came."""
 
+COUNT_MAX = 1 << 53
+"""Beyond it a float no longer counts, and no step, row or second of a run is so high."""
+
 _GOING = frozenset({RunState.STARTING, RunState.RUNNING, RunState.STOPPING, RunState.BACKOFF})
 _LOSABLE = _GOING | {RunState.STUCK}
 """States that a host may leave by itself while nobody hears of it. A held run has no process, and waits for a person whether or not its
@@ -181,7 +184,7 @@ def _is_well_formed(notice: Notice) -> bool:
         value = notice.body.get(name)
         if not isinstance(value, kinds) or isinstance(value, bool):
             return False
-        if name in _COUNTED and isinstance(value, (int, float)) and value < 0:
+        if name in _COUNTED and isinstance(value, (int, float)) and not 0 <= value < COUNT_MAX:
             return False
     return notice.kind != "state_changed" or notice.body["to"] in RunState._value2member_map_
 
@@ -194,7 +197,7 @@ def _moves(run: Run, notice: Notice) -> bool:
 
 
 def _reason(word: Any) -> Reason | None:
-    return Reason(word) if word in Reason._value2member_map_ else None
+    return Reason(word) if isinstance(word, str) and word in Reason._value2member_map_ else None
 
 
 def _words(notice: Notice) -> str:

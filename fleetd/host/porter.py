@@ -196,7 +196,8 @@ class Porter:
         return os.read(self.source, CHUNK_BYTES)
 
     def _say(self, answer: dict[str, Any]) -> None:
-        data = json.dumps(answer).encode() + b"\n"
+        # A name of a file that is no text must not make the whole answer unreadable.
+        data = json.dumps(answer, ensure_ascii=False).encode(errors="replace") + b"\n"
         while data:
             data = data[os.write(self.target, data):]
 

@@ -55,7 +55,7 @@ class LogTail:
 
     def _record(self, line: bytes) -> dict[str, Any] | None:
         try:
-            value = loads(line)
+            value = loads(line, any_float=True)
         except WireError:
             value = None
         if not isinstance(value, dict):

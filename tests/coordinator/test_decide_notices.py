@@ -64,6 +64,7 @@ def test_a_malformed_notice_is_kept_and_changes_no_state(fleet: VirtualCoordinat
 
 @pytest.mark.parametrize("body", [
     {"step": 3, "value": "low"}, {"step": -1}, {"step": 3, "rows": "many"}, {"step": 3, "sha256": 5}, {"step": True}, {"step": 3, "seconds": -1.0},
+    {"step": 3, "seconds": 1e300}, {"step": 3, "rows": 10 ** 400},
 ])
 def test_a_validation_that_can_not_be_read_never_stops_a_replay(fleet: VirtualCoordinator, body: dict[str, Any]) -> None:
     fleet.until(CampaignStage.TRAINING)
