@@ -55,7 +55,7 @@ class Releases:
         with self._guards.setdefault(machine, threading.Lock()):  # a wheel that is slow to come delays no other architecture
             entries = self._built.get(machine)
             if entries is None:
-                entries = self._built[machine] = self._build(machine)
+                entries = self._build(machine)
         digest = directory_digest(entries)
         courier.put_tree(TreeKind.RELEASES, digest, self._store / digest, entries)
         return digest
@@ -71,6 +71,7 @@ class Releases:
             with locked(self._store / ".lock"):
                 if tree_fault(self._store / digest, digest) is not None:
                     self._write(digest, contents, entries)
+                self._built[machine] = entries  # under the store's lock: from here on no other architecture's build removes it
         except OSError as fault:
             fix = "free some space there; it is tried again by itself"
             raise NoRoom("can't build the release for hosts", where=str(self._store), what=str(fault), fix=fix) from fault

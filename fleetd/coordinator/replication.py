@@ -18,7 +18,16 @@ from pathlib import Path
 from fleetd import faults
 from fleetd.coordinator.couriers import READ_BYTES_MAX, Courier
 from fleetd.coordinator.predictions import META_BYTES_MAX, ROWS_BYTES_MAX, Meta, parse_meta, read_bytes
-from fleetd.coordinator.trees import TEMPORARY_PREFIX, TreeFault, discard_tree, locked, read_manifest, tree_fault, write_manifest
+from fleetd.coordinator.trees import (
+    MANIFEST_BYTES_MAX,
+    TEMPORARY_PREFIX,
+    TreeFault,
+    discard_tree,
+    locked,
+    read_manifest,
+    tree_fault,
+    write_manifest,
+)
 from fleetd.files import sync_folder
 from fleetd.paths import CampaignPaths
 from policies.errors import CheckpointDamaged, DataDamaged, NoRoom, NotFound
@@ -130,9 +139,13 @@ def _fetch_pair(courier: Courier, paths: CampaignPaths, run_id: str, split: str,
     discard_tree(temporary)
     try:
         entries = tuple(entry for file in (f"{name}.jsonl", f"{name}.meta.json") for entry in courier.look(run_id, f"{source}/{file}"))
-        if len(entries) < 2:
+        sizes = {entry.path: entry.bytes for entry in entries}
+        if sizes.keys() != {f"{name}.jsonl", f"{name}.meta.json"}:
             what, fix = "rows and meta are not both there", "wait until they are written; it is tried again"
             raise NotFound("there are no such predictions", where=where, what=what, fix=fix)
+        if max(sizes.values()) > ROWS_BYTES_MAX:
+            what = f"{max(sizes.values())} bytes are announced, {ROWS_BYTES_MAX} are the limit"
+            raise DataDamaged("predictions can't be used", where=where, what=what, fix="let the run validate again, or select without it")
         courier.fetch_tree(run_id, source, temporary, entries)
         meta = _verified_pair(where, temporary, name, sha256)
         # The meta makes a pair complete: it goes first when it is replaced and comes last when it is written.
@@ -202,6 +215,8 @@ def _fetch_manifest(courier: Courier, run_id: str, source: str, where: str, dest
     if not entries:
         what, fix = "it has no manifest there", "use another one: fleetd status lists them"
         raise NotFound("the host no longer has that checkpoint", where=where, what=what, fix=fix)
+    if [entry.path for entry in entries] != [MANIFEST_NAME] or entries[0].bytes > MANIFEST_BYTES_MAX:
+        raise _checkpoint_damaged(where, f"asked for its {MANIFEST_NAME}, the host lists {entries[0].path!r} of {entries[0].bytes} bytes")
     courier.fetch_tree(run_id, source, destination, entries)
 
 

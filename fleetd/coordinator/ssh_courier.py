@@ -22,7 +22,7 @@ from fleetd.coordinator.couriers import READ_BYTES_MAX, Finished, TreeKind, dama
 from fleetd.coordinator.ssh_road import AgentLine, SshRoad, start_agent
 from fleetd.coordinator.trees import TreeFault, manifest_bytes
 from fleetd.files import COPY_CHUNK_BYTES, sync_folder
-from fleetd.wire import decode
+from fleetd.wire import WireError, decode
 from policies.errors import ExplainedError, HostUnreachable, NotFound, RequestRefused
 from policies.manifest import MANIFEST_NAME, FileEntry, directory_digest
 
@@ -88,7 +88,13 @@ class SshCourier:
             answer = self._ask("digest", {"run_id": run_id, "path": path}, VERIFY_SECONDS_MAX)
         except NotFound:
             return ()
-        found = tuple(decode(FileEntry, each) for each in answer["entries"])
+        try:
+            found = tuple(decode(FileEntry, each) for each in answer["entries"])
+        except (WireError, KeyError, TypeError) as fault:
+            raise self._road.unreachable(f"its list of files can't be read: {fault}") from fault
+        stray = next((entry.path for entry in found if entry.path[:1] in ("", "/") or ".." in entry.path.split("/") or "\0" in entry.path), None)
+        if stray is not None:  # it would become a path over here
+            raise self._road.unreachable(f"it lists {stray!r}, which lies outside of what was asked for")
         return tuple(entry for entry in found if not any(part.startswith(".") for part in entry.path.split("/")))
 
     def fetch_tree(self, run_id: str, path: str, destination: Path, entries: tuple[FileEntry, ...]) -> None:
@@ -159,25 +165,26 @@ class SshCourier:
     @contextmanager
     def _line(self) -> Iterator[AgentLine]:
         """An agent for one call, kept for the next one when the call ends well."""
-        line = self._idle_line() or self._new_line()
+        line, is_good = self._idle_line() or self._new_line(), False
         try:
             yield line
+            is_good = True
         except HostUnreachable:
             raise
-        except ExplainedError:  # the agent answered, and is good for more
-            self._keep(line)
+        except ExplainedError:
+            is_good = True  # the agent answered, and is good for more
             raise
-        else:
-            self._keep(line)
-            return
         finally:
-            if line not in self._idle:
+            if not (is_good and self._keep(line)):
                 line.close()
 
-    def _keep(self, line: AgentLine) -> None:
+    def _keep(self, line: AgentLine) -> bool:
+        """Whether it waits for the next call now, which may be another thread's already: from here on it is not ours."""
         with self._guard:
-            if len(self._idle) < IDLE_LINES_MAX and self._road.is_open:
-                self._idle.append(line)
+            if len(self._idle) >= IDLE_LINES_MAX or not self._road.is_open:
+                return False
+            self._idle.append(line)
+            return True
 
     def _idle_line(self) -> AgentLine | None:
         while True:

@@ -95,7 +95,7 @@ class ChannelLines:
 
     def _last_words(self) -> str:
         said = self._buffer
-        while self.channel.recv_stderr_ready() and (part := self.channel.recv_stderr(READ_BYTES)):
+        while len(said) < CHATTER_BYTES_MAX and self.channel.recv_stderr_ready() and (part := self.channel.recv_stderr(READ_BYTES)):
             said += part
         text = " ".join(said.decode(errors="replace").split())[-TAIL_CHARACTERS:]
         status = f"exit status {self.channel.recv_exit_status()}, " if self.channel.exit_status_ready() else ""
