@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,10 +71,14 @@ class Ground:
 
 
 class Claim:
-    """A number that is ours until `leave`, or until this process ends."""
+    """A number that is ours until `leave`, or until this process ends.
 
-    def __init__(self) -> None:
-        for number in NUMBERS:
+    Which one depends on this process: whoever still looks for hosts that are gone must not find ours at their addresses.
+    """
+
+    def __init__(self, numbers: Iterable[int] | None = None) -> None:
+        first = os.getpid() % len(NUMBERS)
+        for number in numbers or (*NUMBERS[first:], *NUMBERS[:first]):
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             try:
                 self._socket.bind(f"\0fleetd-hosts-{number}")
@@ -82,10 +87,26 @@ class Claim:
                 continue
             self.ground = Ground(number)
             return
-        raise AssertionError(f"all {len(NUMBERS)} numbers for fleets are taken")
+        raise NoNumber("every number that was asked for is taken")
 
     def leave(self) -> None:
         self._socket.close()
+
+
+class NoNumber(Exception):
+    """Somebody has it."""
+
+
+def clear_stale() -> None:
+    """Clear away what owners left who were killed: everything under a number that nobody claims."""
+    for number in NUMBERS:
+        if Ground(number).folder.exists():
+            try:
+                claim = Claim([number])
+            except NoNumber:
+                continue
+            clear(claim.ground)
+            claim.leave()
 
 
 def disk() -> Path:

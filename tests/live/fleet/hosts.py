@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 
 from fleet.cable import build_bridge, has_v6
-from fleet.ground import BY_HAND, Claim, Ground, clear
+from fleet.ground import BY_HAND, Claim, Ground, clear, clear_stale
 from fleet.host import Host
 from fleet.install import USER, Neighbours, host_key, install, make_key
 
@@ -68,7 +68,8 @@ class Hosts:
 
     def up(self) -> None:
         """Make them and switch them on, all at once; returns when each one's sshd listens."""
-        clear(self.ground)  # of an owner of this number that was killed
+        clear_stale()
+        clear(self.ground)
         self.ground.folder.mkdir(mode=0o755)
         build_bridge(self.ground, has_v6())
         make_key(self.key, "test hosts")
