@@ -162,7 +162,8 @@ class Journal:
                 self._connection = None
 
     def _enqueue(self, entry: dict[str, Any]) -> None:
-        if len(self._queue) >= QUEUE_ENTRIES_MAX:
+        # Who numbers entries has already acted on them, and keeps the bound by `is_crowded`: history without one of them would be another history.
+        if len(self._queue) >= QUEUE_ENTRIES_MAX and "sequence" not in entry:
             self._lost_count += 1  # the oldest stay: what happened first explains the rest
             return
         assert entry.get("sequence", self._next()) == self._next(), f"entry {entry.get('sequence')} where {self._next()} is next"
