@@ -8,7 +8,6 @@ history, no temporary left, and while it lasts a word of it where a person looks
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import signal
@@ -93,7 +92,7 @@ def host_story(folder: Path, plan: Plan) -> Outcome:
                 free_since_seconds = None
             time.sleep(LOOK_SECONDS)
         if not faults:
-            faults += [*_host_faults(run), *_silence(tap, told, "supervisor", run.paths.journal.name, shown_seconds)]
+            faults += [*_host_faults(run), *_silence(tap, told, "supervisor", run.paths.journal.name, shown_seconds, time.monotonic())]
     except AssertionError as fault:
         faults.append(str(fault))
     finally:
@@ -121,9 +120,9 @@ def _host_faults(run: HostRun) -> list[str]:
     return [f"{name}: {value} instead of {wanted[name]}" for name, value in found.items() if value != wanted[name]]
 
 
-def _silence(tap: Tap, told: set[str], role: str, journal: str, shown_seconds: float | None, seen_seconds: float = math.inf) -> list[str]:
+def _silence(tap: Tap, told: set[str], role: str, journal: str, shown_seconds: float | None, seen_seconds: float) -> list[str]:
     """A journal that could not be written for a while, and nobody was told. Before a supervisor has shown itself for the first time a full
-    disk keeps it from that: then the figure of the host's disk tells. A coordinator that is on its way out tells nobody."""
+    disk keeps it from that: then the figure of the host's disk tells. Whoever is on its way out tells nobody."""
     is_due = tap.plan.mode == "full" and shown_seconds is not None and any(
         call.role == role and call.name.rpartition("/")[2].startswith(journal)
         and shown_seconds < call.at_seconds < min(tap.full_until_seconds, seen_seconds) - TELL_SECONDS for call in tap.refused

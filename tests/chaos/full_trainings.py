@@ -38,7 +38,8 @@ PAGES_LEFT = (0, 0, 1, 2, 3, 5, 8, 13, 21, 34, 55)
 DISKS = {"state": "96m", "host": "400m"}
 START_WRITES = {"coordinator": 47}
 """A coordinator that finds no room at its start leaves, and is started again where nothing is refused: that is swept elsewhere."""
-STRIDES = {"coordinator": 40, "agent": 15, "supervisor": 30, "shim": 12}
+STRIDES = {"coordinator": 600, "agent": 15, "supervisor": 30, "shim": 12}
+"""A coordinator copies a tree of some hundred files in one go and begins anew after a refusal: it must come through at least once."""
 
 Say = Callable[[str], None]
 
