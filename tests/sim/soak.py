@@ -27,7 +27,7 @@ from tests.sim.story import Told, tell
 FAULTS_SHOWN_MAX = 5
 FULL_SECONDS, FULL_CAMPAIGNS = 300.0, 1000
 """What a soak has to be, before what it never reached counts against it; and how many campaigns it then must have given trouble."""
-BATCH_STORIES = 4
+BATCH_STORIES = 2
 BATCHES_AHEAD = 2
 """For each process: it never waits, and at the end little is thrown away."""
 
