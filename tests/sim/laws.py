@@ -154,7 +154,9 @@ class Laws:
     def decided(self, run: VirtualRun, action: Action, sight: HostSight, history: History) -> None:
         if isinstance(action, Move):
             self.coverage.host[history.state, action.to] += 1
-            if action.to is RunState.FINISHED and action.reason is Reason.DEADLINE:
+            # What was asked for in time had its cause then; a power cut since may have set the deadline later by the time it took.
+            was_asked = history.stop is not None and history.stop.reason is Reason.DEADLINE
+            if action.to is RunState.FINISHED and action.reason is Reason.DEADLINE and not was_asked:
                 self._has_cause(run, action.reason, f"over: {action.detail}")
         elif isinstance(action, StartAttempt):
             self._may_start(run)
