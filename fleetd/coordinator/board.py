@@ -90,7 +90,7 @@ class Board:
                 self._take_observation(report.observation, now - timedelta(seconds=_age_seconds(report, news.at)))
         return Poll(
             host=news.host, received_at=now, at=news.at or now, memory_available_bytes=news.memory_available_bytes,
-            disk_free_bytes=news.disk_free_bytes, reports=news.reports, after=news.after,
+            disk_free_bytes=news.disk_free_bytes, reports=news.reports, after=news.after, left_said=news.left_said,
         )
 
     def _take_observation(self, look: Observation, seen_at: datetime) -> None:

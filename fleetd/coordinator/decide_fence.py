@@ -124,6 +124,8 @@ def judge_returned(pen: Pen, poll: Poll) -> None:
     known = pen.fleet.hosts.get(poll.host)
     if known is None or known.fenced is None:
         return
+    if poll.left_said is not None and not set(known.superseded) <= set(poll.left_said):
+        return  # fenced between its hello and this answer: it does not know yet what it has to end
     alive = [
         report.run_id for report in poll.reports
         if report.run_id in known.superseded and not (

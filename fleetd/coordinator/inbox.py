@@ -33,6 +33,8 @@ class HostAnswer:
     reports: tuple[RunReport, ...] | None = None
     after: dict[str, int] = field(default_factory=dict)
     """What the poll asked for: notices of each run after this one."""
+    left_said: tuple[str, ...] | None = None
+    """The left behind runs that this very agent was told of before it was polled, and of all of whose reports something could be read."""
     skew_seconds: float | None = None
     """The host's wall clock minus ours when its answer arrived; the way here counts as if the host were behind."""
 

@@ -110,9 +110,11 @@ class HostLink:
             skew_seconds = (at - now).total_seconds()
             self._host_clock = {"now": format_moment(now), "boottime_seconds": answer["boottime_seconds"]}
         reports = tuple(report for report in (self._report(each) for each in answer["runs"]) if report is not None)
+        # A run whose report can't be read may be alive: nothing is proven of what was left behind.
+        left_said = self._left_said if len(reports) == len(answer["runs"]) else ()
         self._inbox.put_host(HostAnswer(
-            host=self.plan.name, at=at, skew_seconds=skew_seconds, memory_available_bytes=_bytes(answer, "memory_available_bytes"),
-            disk_free_bytes=_bytes(answer, "disk_free_bytes"), reports=reports, after=after,
+            host=self.plan.name, at=at, skew_seconds=skew_seconds, reports=reports, after=after, left_said=left_said,
+            memory_available_bytes=_bytes(answer, "memory_available_bytes"), disk_free_bytes=_bytes(answer, "disk_free_bytes"),
         ))
 
     def _report(self, body: Any) -> RunReport | None:

@@ -41,6 +41,8 @@ TICK_SECONDS = 0.5
 WAIT_SECONDS_MAX = 2.0
 """A tick comes at the latest after this, even if the scheduler is late."""
 WORKERS = 4
+WORKERS_PER_HOST = 3
+"""A host at the end of a slow line holds its own: neither another host's copies nor the choice wait behind what it sends."""
 MESSAGE_SECONDS_MAX = 20.0
 PASSING = (HostUnreachable, HostKeyRefused, LoginRefused, NoRoom)
 """What keeps a job from being done now, and will not for ever."""
@@ -76,6 +78,7 @@ class Loop:
         self._after: dict[str, dict[str, int]] = {}
         self._left_behind: dict[str, tuple[str, ...]] = {}
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="job")
+        self._workers_by_host: dict[str, ThreadPoolExecutor] = {}
         self._scheduler = BackgroundScheduler(daemon=True)
         self._leaving = threading.Event()
         self._fleet = replay_journal(journal)
@@ -99,7 +102,8 @@ class Loop:
                 link.close(0.0)
             for link in self._links.values():
                 link.close(CLOSE_SECONDS_MAX)
-            self._workers.shutdown(wait=False, cancel_futures=True)
+            for workers in (self._workers, *self._workers_by_host.values()):
+                workers.shutdown(wait=False, cancel_futures=True)
         self._record("coordinator_stopped", {}, actor)
 
     def stop(self) -> None:
@@ -177,7 +181,7 @@ class Loop:
                 self._board.order_sent(order)
         for job in decision.jobs if is_durable else ():
             self._board.job_started(job)
-            self._workers.submit(self._work, job, self._fleet, now)
+            self._workers_for(job).submit(self._work, job, self._fleet, now)
         self._board.keep(tuple(request for request in decision.kept if self.inbox.is_awaited(request)))
         for reply in decision.replies:
             self.inbox.answer(reply)
@@ -200,6 +204,13 @@ class Loop:
         for name in [name for name in self._links if name not in needed]:
             self._links.pop(name).close(0.0)
             self._board.hosts.pop(name, None)
+
+    def _workers_for(self, job: Job) -> ThreadPoolExecutor:
+        if job.host is None:
+            return self._workers
+        if job.host not in self._workers_by_host:
+            self._workers_by_host[job.host] = ThreadPoolExecutor(WORKERS_PER_HOST, thread_name_prefix=f"job-{job.host}")
+        return self._workers_by_host[job.host]
 
     def _work(self, job: Job, fleet: Fleet, now: datetime) -> None:
         """One job on a worker thread. Whatever happens, the loop hears of its end."""

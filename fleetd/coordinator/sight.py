@@ -41,6 +41,8 @@ class Poll:
     reports: tuple[RunReport, ...]
     after: dict[str, int] = field(default_factory=dict)
     """What was asked for: notices of each run after this one."""
+    left_said: tuple[str, ...] | None = None
+    """The left behind runs that the host had been told of before; None where nobody noted it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ import pytest
 from virtual_fleet import VirtualCoordinator, VirtualHost, candidate, plan
 
 from fleetd.campaign import AfterFreeze, HostPlan
+from fleetd.coordinator.inbox import HostAnswer
 from fleetd.coordinator.verdict import judge
 from policies.facts import GIB, CampaignStage, Reason, RunState, Split, Want
 from policies.lifecycle import FINAL
@@ -125,6 +126,20 @@ def test_when_the_host_returns_nothing_is_placed_there_until_what_was_left_behin
         fleet.round(work=False)
     assert fleet.fleet.hosts[A].fenced is None and fleet.fleet.runs[new_id].host == A
     assert len(host.start_orders) == 2 and len({order.run_id for order in host.start_orders}) == 2
+
+
+def test_a_fence_stands_until_the_host_was_told_what_it_has_to_end() -> None:
+    """It may be fenced between the hello of its new agent and that agent's first answer, which then knows nothing of a run to come."""
+    fleet = two_hosts()
+    at_work(fleet)
+    silence(fleet, A)
+    fleet.ask("fence", target=A)
+    fleet.tick()
+    superseded = fleet.fleet.hosts[A].superseded
+    for left_said, is_fenced in (((), True), (superseded, False)):
+        fleet._news(HostAnswer(host=A, at=fleet.now, reports=(), left_said=left_said))
+        fleet.tick()
+        assert superseded and (fleet.fleet.hosts[A].fenced is not None) is is_fenced
 
 
 def test_what_a_fenced_run_tells_later_never_brings_it_back() -> None:

@@ -13,10 +13,13 @@ from virtual_fleet import VirtualCoordinator, plan
 from fleetd.campaign import HostPlan
 from fleetd.coordinator.inbox import HostTrouble, Inbox
 from fleetd.coordinator.links import HostLink
+from fleetd.coordinator.loop import Loop
 from fleetd.coordinator.releases import Releases
-from fleetd.coordinator.sight import Order
+from fleetd.coordinator.sight import Job, Order
 from fleetd.coordinator.ssh_courier import SshCourier
 from fleetd.coordinator.ssh_road import SshRoad
+from fleetd.fleet import Fleet
+from fleetd.journal import Journal
 from fleetd.model import Owner
 from fleetd.paths import StatePaths
 from fleetd.wire import WireError, dumps, loads
@@ -130,6 +133,28 @@ def test_a_reserve_that_was_mismeasured_is_still_a_date() -> None:
 @pytest.mark.parametrize("error", [{"error": ["x"]}, {"title": 5}, {}])
 def test_an_error_of_any_shape_is_an_error(error: dict[str, Any]) -> None:
     assert isinstance(from_json(error), ExplainedError)
+
+
+def test_a_host_at_the_end_of_a_slow_line_holds_no_worker_but_its_own(tmp_path: Path) -> None:
+    goes_on, done = threading.Event(), []
+
+    def run(job: Job, *rest: Any) -> dict[str, Any]:
+        if job.host == "slow":
+            goes_on.wait(30)
+        done.append(job.key)
+        return {}
+
+    journal, owner = Journal.open(tmp_path / "journal.db"), Owner(coordinator_id="c", generation=1)
+    loop = Loop(journal, owner, python="python3", make_session=lambda plan, owner: Scripted(), run_job=run)
+    jobs = [Job(key=f"copy {number}", kind="checkpoint", campaign_id="c", host="slow") for number in range(8)]
+    others = [Job(key="copy", kind="checkpoint", campaign_id="c", host="quick"), Job(key="select", kind="select", campaign_id="c")]
+    futures = [loop._workers_for(job).submit(loop._work, job, Fleet(), parse_moment("2026-12-01T00:00:00.000000Z")) for job in [*jobs, *others]]
+    for future in futures[-2:]:
+        future.result(20)
+    assert sorted(done) == ["copy", "select"]
+    goes_on.set()
+    for future in futures:
+        future.result(20)
 
 
 class Line:

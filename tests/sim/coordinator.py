@@ -139,6 +139,9 @@ class VirtualLoop(Loop):
         if decision.events:
             self._boundary("after_acts")
 
+    def _workers_for(self, job: Any) -> Any:
+        return self._workers
+
     def _reach(self, plan: HostPlan, now: datetime) -> None:
         self._board.see(plan, now)
         if plan.name not in self._links:
