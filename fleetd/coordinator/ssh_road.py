@@ -134,7 +134,11 @@ class Porter:
         """The bytes that a `put` announced, and what became of them. An answer before the end is a refusal."""
         try:
             for part in parts:
-                self.lines.write(part, time.monotonic() + silence_seconds)
+                try:
+                    self.lines.write(part, time.monotonic() + silence_seconds)
+                except TROUBLES:
+                    if not self.lines.has_answer():
+                        raise  # else it has refused and left, and said why before that
                 if self.lines.has_answer():
                     break
             answer = self.lines.read_object(time.monotonic() + silence_seconds)

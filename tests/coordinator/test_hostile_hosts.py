@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -17,14 +18,14 @@ from fleetd.coordinator.loop import Loop
 from fleetd.coordinator.releases import Releases
 from fleetd.coordinator.sight import Job, Order
 from fleetd.coordinator.ssh_courier import SshCourier
-from fleetd.coordinator.ssh_road import SshRoad
+from fleetd.coordinator.ssh_road import Porter, SshRoad
 from fleetd.fleet import Fleet
 from fleetd.journal import Journal
 from fleetd.model import Owner
 from fleetd.paths import StatePaths
 from fleetd.wire import WireError, dumps, loads
 from policies.deadlines import cutoff_at, reserve_seconds
-from policies.errors import ExplainedError, HostUnreachable, NotFound, RequestRefused, from_json
+from policies.errors import ExplainedError, HostUnreachable, NoRoom, NotFound, RequestRefused, from_json
 from policies.facts import CampaignStage, parse_moment
 
 HOST = HostPlan(name="h", root="/x")
@@ -155,6 +156,25 @@ def test_a_host_at_the_end_of_a_slow_line_holds_no_worker_but_its_own(tmp_path: 
     goes_on.set()
     for future in futures:
         future.result(20)
+
+
+class Refusing:
+    """A channel whose other end has answered and left."""
+
+    def write(self, data: bytes, until_seconds: float) -> None:
+        raise OSError("Socket is closed")
+
+    def has_answer(self) -> bool:
+        return True
+
+    def read_object(self, until_seconds: float) -> dict[str, Any]:
+        return {"ok": False, "kind": "os", "errno": errno.ENOSPC, "what": "No space left on device", "path": "/x/datasets"}
+
+
+def test_a_host_that_ran_out_of_room_and_left_is_full_and_not_silent() -> None:
+    porter = Porter(SshRoad(HostPlan(name="h", root="/x", transport="ssh"), Owner(coordinator_id="c", generation=1)), Refusing())  # type: ignore[arg-type]
+    with pytest.raises(NoRoom, match="No space left"):
+        porter.send(iter([b"1", b"2"]), 1.0)
 
 
 class Line:
