@@ -67,6 +67,12 @@ def faults_of(room: str, module: str) -> str | None:
     return "fleetd never imports torch" if top in {"torch", "transformers", "safetensors"} else None
 
 
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """pytest imports them by their names alone, and leaves out the second."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
 @pytest.mark.parametrize(("room", "path"), rooms(), ids=[room for room, _ in rooms()])
 def test_every_import_is_in_the_table(room: str, path: Path) -> None:
     faults = {module: why for module in imports_of(path) if (why := faults_of(room, module))}

@@ -122,7 +122,8 @@ def test_only_one_coordinator_has_a_state_directory(coordinator: Coordinator) ->
     environment = {**os.environ, "FLEETD_STATE": str(coordinator.paths.root)}
     second = subprocess.run([sys.executable, "-m", "fleetd.coordinator.daemon"], env=environment, capture_output=True, text=True, check=False)
     assert second.returncode == 1
-    assert second.stderr.startswith("error: a coordinator is running here already\n  where: ") and f"kill {pid}" in second.stderr
+    assert second.stderr.startswith("error: a coordinator is running here already\n  where: ")
+    assert f"pid {pid} holds" in second.stderr and "fleetd daemon stop" in second.stderr
 
 
 def test_a_damaged_journal_stops_the_start_and_keeps_its_bytes(coordinator: Coordinator) -> None:

@@ -1,4 +1,4 @@
-"""What is killed, and what must go on: coordinator, supervisor, trainer. The deadline that holds without them: test_deadlines.py."""
+"""What is killed, and what must go on: coordinator, supervisor, trainer. The deadline that holds without them: test_live_deadlines.py."""
 
 from __future__ import annotations
 
