@@ -57,7 +57,7 @@ def install(
     root: Annotated[list[Path] | None, typer.Option(metavar="DIR", help="A host's root on this machine, swept each minute.")] = None,
     start: Annotated[bool, typer.Option("--start/--no-start", help="Enable and start it now.")] = True,
 ) -> int:
-    """Install the coordinator's service, start it, and see it answer. Runs on hosts do not notice."""
+    """Install the coordinator's service, start it, and see it answer. Runs on hosts do not notice, unless --stop-runs asks for that."""
     is_system = _is_system(of_user)
     manager = _Manager(is_system)  # first of all: where there is none, nothing is written
     roots, owner = _roots(root or [])
@@ -110,7 +110,7 @@ def status(of_user: OfUser = None, as_json: AsJson = False) -> int:
 
 
 def uninstall(of_user: OfUser = None) -> int:
-    """Stop the service and take away what `install` wrote. Runs go on; the state directory and the account stay."""
+    """Stop the service and take away what `install` wrote. Runs go on, unless --stop-runs was asked for; the state directory and the account stay."""
     manager = _Manager(_is_system(of_user))
     ours = [path for path in _paths(manager.is_system) if service_files.standing(path) is Standing.OURS]
     for unit in (TIMER, COORDINATOR):
