@@ -125,6 +125,15 @@ def append_line(path: Path, value: Any) -> None:
         os.close(descriptor)
 
 
+def has_ended(pid: str) -> bool:
+    """Whether no process of this number can write any more: a zombie, whose parent has not looked yet, is as dead as one that is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X", b"x")
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 def sweep_temporaries(folder: Path) -> tuple[str, ...]:
     """Remove what a killed writer left of its records in `folder`, not below it. Returns the names. What can't be removed stays."""
     swept = []
@@ -134,7 +143,7 @@ def sweep_temporaries(folder: Path) -> tuple[str, ...]:
         return ()
     for name in names:
         writer = _TEMPORARY.fullmatch(name)
-        if writer is not None and not os.path.exists(f"/proc/{writer[1]}"):
+        if writer is not None and has_ended(writer[1]):
             _discard(str(folder / name))
             swept.append(name)
     return tuple(swept)

@@ -30,6 +30,7 @@ from trainer.files import (
     entry_of,
     file_entry,
     forget_cached,
+    has_ended,
     read_json,
     remove_tree,
     rename_without_replacing,
@@ -255,7 +256,7 @@ def _verify_file(path: Path, entry: FileEntry, contents: bool) -> None:
 def _writer_lives(name: str) -> bool:
     """Whether the process that a temporary directory is named after may still be writing. Our own pid is only now starting."""
     pid = name.rpartition("-")[2]
-    return pid.isdigit() and int(pid) != os.getpid() and Path(f"/proc/{pid}").exists()
+    return pid.isdigit() and int(pid) != os.getpid() and not has_ended(pid)
 
 
 def _damaged(path: Path, what: str) -> CheckpointDamaged:

@@ -101,12 +101,21 @@ def replace_whole(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
+def has_ended(pid: str) -> bool:
+    """Whether no process of this number can write any more: a zombie, whose parent has not looked yet, is as dead as one that is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X", b"x")
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 def sweep_temporaries(folder: Path) -> tuple[str, ...]:
     """Remove what `replace_whole` left in `folder` when its process was killed. Returns the names. Our own pid is only now starting."""
     swept = []
     for path in sorted(folder.glob(".*.tmp-*")):
         pid = path.name.rpartition("-")[2]
-        if pid == str(os.getpid()) or not os.path.exists(f"/proc/{pid}"):
+        if pid == str(os.getpid()) or has_ended(pid):
             path.unlink(missing_ok=True)
             swept.append(path.name)
     return tuple(swept)

@@ -232,11 +232,20 @@ def compile_release(temporary: str, final: str) -> None:
             raise Refused("python", f"this Python can't read {name} of the release", sys.executable)
 
 
+def has_ended(pid: str) -> bool:
+    """Whether no process of this number can write any more: a zombie, whose parent has not looked yet, is as dead as one that is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X", b"x")
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 def sweep(folder: str) -> None:
     """Remove what dead porters left half-made."""
     for name in os.listdir(folder):
         maker = _LEFTOVER.fullmatch(name)
-        if maker is not None and not os.path.exists(f"/proc/{maker[1]}"):
+        if maker is not None and has_ended(maker[1]):
             shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
 
 

@@ -18,7 +18,7 @@ import secrets
 import shutil
 
 from fleetd import logs
-from fleetd.files import sweep_temporaries
+from fleetd.files import has_ended, sweep_temporaries
 from fleetd.host import cgroups, rundir
 from fleetd.paths import HostPaths, RunPaths
 
@@ -102,4 +102,4 @@ def _groups_named(prefix: str) -> list[str]:
 
 
 def _is_dead(pid: str) -> bool:
-    return pid.isdigit() and not os.path.exists(f"/proc/{pid}")
+    return pid.isdigit() and has_ended(pid)

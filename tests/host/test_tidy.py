@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from host_runs import HostRun, spec_for, wait_for
 
+from fleetd import files
 from fleetd.files import sweep_temporaries, write_record
-from fleetd.host import cgroups, rundir
+from fleetd.host import cgroups, porter, rundir
 from fleetd.host.processes import look
 from fleetd.host.reports import Reports
 from fleetd.host.tidy import tidy_root, tidy_run
@@ -143,3 +144,14 @@ def test_temporaries_are_told_from_records_by_their_name_alone(tmp_path: Path) -
 
     assert len(swept) == 1
     assert {path.name for path in tmp_path.iterdir()} == {"best-7-of.json", ".hidden", ".run.json-notapid-x1y2z3_q.tmp"}
+
+
+@pytest.mark.parametrize("has_ended", [files.has_ended, porter.has_ended])
+def test_a_zombie_writes_nothing_any_more_and_a_living_process_may(has_ended: Callable[[str], bool]) -> None:
+    child = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert not has_ended(str(child.pid))
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert has_ended(str(child.pid))
+    child.communicate()
+    assert has_ended(str(child.pid))

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from trainer.checkpoint import sweep
+from trainer.files import sweep_temporaries
 from trainer.records import RunRecords
 
 
@@ -25,3 +27,17 @@ def test_half_written_records_of_a_killed_attempt_are_removed_at_the_next_start(
 
     assert not any(path.exists() for path in left)
     assert all(path.exists() for path in kept)
+
+
+def test_a_zombie_that_nobody_has_reaped_yet_is_dead_and_what_it_left_goes(tmp_path: Path) -> None:
+    """A shim that is killed before it reaps leaves its trainer as one, and the next attempt comes first."""
+    killed = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)
+    try:
+        record, save = tmp_path / f".best.json.tmp-{killed.pid}", tmp_path / f".tmp-step-000000008-{killed.pid}"
+        record.touch()
+        save.mkdir()
+        assert sweep(tmp_path) == (save.name,)
+        assert sweep_temporaries(tmp_path) == (record.name,)
+    finally:
+        killed.wait()
