@@ -48,7 +48,8 @@ fleet-up: $(VENV)/ready
 fleet-down: $(VENV)/ready
 	PYTHONPATH=tests/live $(RUN) -m fleet down
 
-# The campaign of examples/manpages over real SSH on three test hosts; one is cut off, one loses power, the coordinator is killed. Needs root.
+# The campaign of examples/manpages over real SSH on three test hosts, twice: undisturbed, then with one host cut off, one without power and the
+# coordinator killed; both compared. Needs root.
 demo-fleet: $(VENV)/ready
 	$(RUN) tests/live/demo_fleet.py --steps $(STEPS)
 
