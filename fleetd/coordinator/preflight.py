@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,7 @@ from typing import Any
 from fleetd import clock
 from fleetd.campaign import HostPlan, Plan
 from fleetd.coordinator.couriers import Courier, TreeKind
-from fleetd.coordinator.specs import trainer_python
+from fleetd.coordinator.specs import agent_python, trainer_python
 from fleetd.wire import WireError, decode, dumps, loads
 from policies.errors import RequestRefused
 from policies.parity import parity_findings
@@ -30,7 +29,6 @@ HOSTS_AT_ONCE_MAX = 8
 TRAINER_MODULES = ("numpy", "safetensors", "torch", "transformers")
 WORDS_MAX = 300
 OTHERS_SHOWN_MAX = 4
-SSH_PYTHON = "python3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,12 +135,11 @@ def _look(host: HostPlan, courier: Courier, stage: Callable[[Courier], str], pro
 
 def _ask(host: HostPlan, courier: Courier, release: str, question: dict[str, Any], seconds_max: float) -> dict[str, Any]:
     """The answer of the host's `survey`. RequestRefused in its own last words when it gives none."""
-    agent_python = host.agent_python or (sys.executable if host.is_local else SSH_PYTHON)
-    argv = (agent_python, "-I", f"{release}/fleetd/host/__main__.py", "survey", host.root, dumps(question))
+    argv = (agent_python(host, sys.executable), "-I", f"{release}/fleetd/host/__main__.py", "survey", host.root, dumps(question))
     try:
         done = courier.run_program(argv, seconds_max)
         answer = loads(done.stdout)
-    except (OSError, WireError, json.JSONDecodeError) as fault:
+    except (OSError, WireError) as fault:
         words = done.stderr.strip()[-WORDS_MAX:] if not isinstance(fault, OSError) else ""
         what, fix = words or str(fault), f"run it there by hand: {' '.join(argv[:5])} '{{}}'"
         raise RequestRefused("the host can't be surveyed", where=f"host {host.name}", what=what, fix=fix) from fault

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from fleetd import faults, logs
 from fleetd.campaign import HostPlan
 from fleetd.coordinator.couriers import Courier, LocalCourier
+from fleetd.coordinator.specs import agent_python
 from fleetd.logs import LOG_BYTES_MAX
 from fleetd.model import Owner
 from fleetd.paths import HostPaths
@@ -80,7 +81,7 @@ class LocalSession:
         release = self._stage(self.courier)
         root = Path(self._plan.root)
         door = HostPaths(root).releases / release / "fleetd" / "host" / "__main__.py"
-        argv = [self._plan.agent_python or sys.executable, "-I", str(door), "agent", str(root)]
+        argv = [agent_python(self._plan, sys.executable), "-I", str(door), "agent", str(root)]
         self._turn_log(root / "agent.log")
         faults.before("agent.log")
         errors = open(root / "agent.log", "ab")  # noqa: SIM115 - the child inherits it, closed right after

@@ -56,6 +56,11 @@ def trainer_python(host: HostPlan, own: str) -> str:
     return host.python or (own if host.is_local else SSH_PYTHON)
 
 
+def agent_python(host: HostPlan, own: str) -> str:
+    """The interpreter of agent, supervisor and shim on this host."""
+    return host.agent_python or (own if host.is_local else SSH_PYTHON)
+
+
 def split_of(run: Run) -> Split:
     """The reserved split that an evaluation run judges."""
     assert run.kind is RunKind.EVALUATE and run.candidate.startswith(EVALUATE_PREFIX)

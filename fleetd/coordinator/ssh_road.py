@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleetd.campaign import HostPlan
+from fleetd.coordinator.specs import SSH_PYTHON, agent_python
 from fleetd.coordinator.ssh_config import words_of
 from fleetd.coordinator.ssh_connection import SshConnection
 from fleetd.coordinator.ssh_lines import TROUBLES, ChannelLines, NoPython, OldPython, enter, in_words
@@ -21,7 +22,6 @@ from fleetd.wire import WireError, dumps
 from policies.errors import DataDamaged, ExplainedError, HostUnreachable, NoRoom, RequestRefused, from_json
 
 MACHINES = ("x86_64", "aarch64")
-PYTHON_DEFAULT = "python3"
 OPEN_SECONDS_MAX = 20.0
 """From a connection to a porter that waits for its orders."""
 
@@ -43,7 +43,7 @@ class SshRoad:
 
     @property
     def python(self) -> str:
-        return self.plan.agent_python or PYTHON_DEFAULT
+        return agent_python(self.plan, SSH_PYTHON)
 
     @property
     def is_open(self) -> bool:

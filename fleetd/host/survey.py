@@ -14,7 +14,6 @@ import os
 import platform
 import pwd
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -47,7 +46,8 @@ def look(root: Path) -> HostSurvey:
         machine=_machine(), hostname=platform.node(), boot_id=boot_id(), kernel=platform.release(), architecture=platform.machine(),
         now=moment.now, utc_offset_seconds=time.localtime().tm_gmtoff, clock_synchronised=is_synchronised(),
         memory_total_bytes=meters.total_bytes(), memory_available_bytes=meters.available_bytes(), root=str(root), root_fault=_root_fault(root),
-        disk_free_bytes=_disk_free(root), cleaner=_cleaner(root), cap_grade=cap.grade.value, cap_means=cap.means, accelerators=accelerators,
+        disk_free_bytes=meters.disk_free_bytes(_existing(root)),
+        cleaner=_cleaner(root), cap_grade=cap.grade.value, cap_means=cap.means, accelerators=accelerators,
         driver=driver, accelerator_users=_accelerator_users(root), traps=_traps(), reboot_pending=_reboot_pending(),
         reboots_by_itself=_reboots_by_itself(),
     )
@@ -78,7 +78,7 @@ def _machine() -> str:
 
 def _root_fault(root: Path) -> str | None:
     """Why nothing can be written under the root. A file is made, synced and removed: access(2) knows nothing of full or failing disks."""
-    place = next(each for each in (root, *root.parents) if each.exists())
+    place = _existing(root)
     if not place.is_dir():
         return f"{place} is a file"
     try:
@@ -91,11 +91,9 @@ def _root_fault(root: Path) -> str | None:
     return None
 
 
-def _disk_free(root: Path) -> int | None:
-    try:
-        return shutil.disk_usage(next(each for each in (root, *root.parents) if each.exists())).free
-    except OSError:
-        return None
+def _existing(root: Path) -> Path:
+    """The root itself, or the nearest place above it that is there."""
+    return next(each for each in (root, *root.parents) if each.exists())
 
 
 def _cleaner(root: Path) -> str | None:

@@ -26,7 +26,7 @@ from fleetd.paths import StatePaths
 from fleetd.wire import WireError, dumps, loads
 from policies.deadlines import cutoff_at, reserve_seconds
 from policies.errors import ExplainedError, HostUnreachable, NoRoom, NotFound, RequestRefused, from_json
-from policies.facts import CampaignStage, parse_moment
+from policies.facts import CampaignStage, RunState, parse_moment
 
 HOST = HostPlan(name="h", root="/x")
 FACTS = {
@@ -120,8 +120,11 @@ def test_a_change_of_state_for_a_reason_that_is_no_word_stops_neither_the_loop_n
     fleet.hosts["gx10"].tell(fleet.run("low").run_id, "state_changed", fleet.now, to="stopping", reason=["user"])
     for _ in range(3):
         fleet.round()
+    before = fleet.run("low")
+    assert (before.state, before.reason) == (RunState.STOPPING, None), "what can be understood of it holds"
     fleet.crash()
     fleet.round()
+    assert (fleet.run("low").state, fleet.run("low").reason) == (before.state, before.reason)
 
 
 def test_a_reserve_that_was_mismeasured_is_still_a_date() -> None:

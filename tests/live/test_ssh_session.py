@@ -143,6 +143,8 @@ def test_a_host_with_keys_of_two_kinds_shows_the_one_on_record(make_host: Callab
 
     connect(host)
 
+    assert host.log().count("Accepted publickey") == 1
+
 
 def test_who_is_not_let_in_is_told_which_keys_were_tried(restored: Sshd, tmp_path: Path) -> None:
     restored.authorized.write_text(make_key(tmp_path / "another") + "\n", encoding="utf-8")

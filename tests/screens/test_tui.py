@@ -149,9 +149,13 @@ def test_a_refused_resume_is_told_with_its_fix(coordinator: FakeCoordinator) -> 
     async def story(pilot: Pilot[Any]) -> None:
         await until(pilot, lambda: main(pilot).query_one(RunTable).row_count == 3)
         await pilot.press("r")
-        await until(pilot, lambda: any("lr-high is running" in each.message for each in pilot.app._notifications))
+        await until(pilot, lambda: bool(pilot.app._notifications))
+        said.extend(each.message for each in pilot.app._notifications)
 
+    said: list[str] = []
     play(coordinator.root, story)
+    assert [asked["path"] for asked in coordinator.asked] == ["/v1/resume"]
+    assert len(said) == 1 and "lr-high is running" in said[0] and "wait" in said[0]
 
 
 def test_it_stays_usable_and_says_blind_when_the_coordinator_dies_and_recovers(coordinator: FakeCoordinator) -> None:
