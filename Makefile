@@ -7,7 +7,6 @@ INPUTS ?= 100000
 SEED   ?= 0
 KILLS  ?= 20
 STEPS  ?= 300
-SEED   ?= 1
 SECONDS ?= 60
 CUTS   ?= 100
 INIT   ?= sshd
