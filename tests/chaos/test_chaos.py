@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -19,4 +20,6 @@ def test_twenty_kills_anywhere_change_no_weight_and_leave_nothing_behind(capfd: 
 
     said = capfd.readouterr().out
     assert code == 0, said
-    assert '"kills_total": 20' in said and '"faults": []' in said
+    counted = json.loads(said[said.rindex("\n{") :])
+    assert counted["kills_total"] >= 20, "one strike may hit several processes together"
+    assert counted["faults"] == []

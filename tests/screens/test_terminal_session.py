@@ -29,7 +29,8 @@ class Session:
         return subprocess.run(command, env=environment(self._state), capture_output=True, text=True, check=False, timeout=20).stdout
 
     def start(self, columns: int, lines: int, *words: str) -> None:
-        self.tmux("new-session", "-d", "-s", "t", "-x", str(columns), "-y", str(lines), *argv(*words))
+        then_say = ["sh", "-c", '"$@"; echo "exit code $?"', "sh"]
+        self.tmux("new-session", "-d", "-s", "t", "-x", str(columns), "-y", str(lines), *then_say, *argv(*words))
         self.tmux("set-option", "-t", "t", "remain-on-exit", "on")
 
     def keys(self, *keys: str) -> None:
@@ -69,9 +70,5 @@ def test_a_person_looks_asks_and_leaves(coordinator: FakeCoordinator, session: S
     session.tmux("resize-window", "-t", "t", "-x", "120", "-y", "30")
     session.until("MEMORY/CAP")
     session.keys("q")
-    end = time.monotonic() + SEEN_SECONDS_MAX
-    # A pane is dead when its terminal closes; its status is known a moment later, once tmux has reaped it.
-    while (state := session.tmux("list-panes", "-t", "t", "-F", "#{pane_dead} #{pane_dead_status}").strip()) in ("0", "1") and time.monotonic() < end:
-        time.sleep(0.05)
-    assert state == "1 0"
+    session.until("exit code 0")
     assert coordinator.asked == [], "nothing was stopped by a question answered with no"
