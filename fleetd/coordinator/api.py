@@ -28,6 +28,7 @@ from fleetd import clock, logs
 from fleetd.bounded import data_at
 from fleetd.campaign import HostPlan
 from fleetd.coordinator import document
+from fleetd.coordinator.deliveries import Deliveries
 from fleetd.coordinator.jobs import WriteReport
 from fleetd.coordinator.loop import Loop, Published
 from fleetd.coordinator.specs import host_plan
@@ -63,9 +64,10 @@ class Api:
     """The server thread. `daemon` says who answers; `write_report` writes a campaign's report now."""
 
     def __init__(
-        self, loop: Loop, journal: Journal, daemon: document.Daemon, write_report: WriteReport, *, socket_group: str | None = None,
+        self, loop: Loop, journal: Journal, daemon: document.Daemon, write_report: WriteReport, deliveries: Deliveries, *,
+        socket_group: str | None = None,
     ) -> None:
-        self._loop, self._journal, self._daemon, self._write_report = loop, journal, daemon, write_report
+        self._loop, self._journal, self._daemon, self._write_report, self._deliveries = loop, journal, daemon, write_report, deliveries
         self._socket = bind(daemon.paths.socket, socket_group)
         config = uvicorn.Config(self.app(), log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1)
         self._server = uvicorn.Server(config)
@@ -105,7 +107,7 @@ class Api:
         return self._loop.published
 
     def _status(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
-        return build_status(self._seen(), self._daemon)
+        return build_status(self._seen(), self._daemon, self._deliveries)
 
     def _events(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
         asked = request.query_params
@@ -185,11 +187,12 @@ class Api:
         return {"html": str(html), "json": str(data)}
 
 
-def build_status(seen: Published, daemon: document.Daemon) -> dict[str, Any]:
-    """The status document of a published tick, as old as it is now."""
+def build_status(seen: Published, daemon: document.Daemon, deliveries: Deliveries | None = None) -> dict[str, Any]:
+    """The status document of a published tick, as old as it is now; deliveries as they stand at this moment."""
     elapsed = timedelta(seconds=clock.boottime_seconds() - seen.boottime_seconds)
     return document.build(
         seen.fleet, seen.sight, daemon, now=seen.at + elapsed, journal_health=seen.journal_health, clock_alarm=seen.clock_alarm,
+        deliveries=deliveries.shown() if deliveries is not None else {},
     )
 
 

@@ -30,6 +30,7 @@ from typing import Any
 from fleetd import clock, logs
 from fleetd.campaign import HostPlan
 from fleetd.coordinator.api import SOCKET_PATH_BYTES_MAX, Api, build_status
+from fleetd.coordinator.deliveries import Deliveries
 from fleetd.coordinator.document import Daemon
 from fleetd.coordinator.jobs import Jobs
 from fleetd.coordinator.loop import Loop, Published
@@ -183,7 +184,7 @@ def _serve(paths: StatePaths, journal: Journal, write_report: ReportWriter, mana
     _check_history(paths, journal)
     owner, started_at = _next_generation(paths, journal), clock.read().now
     code_digest()  # read now: files may be replaced by a newer release while this process runs
-    releases = Releases(paths)
+    releases, deliveries = Releases(paths), Deliveries()
     daemon = Daemon(pid=os.getpid(), id=owner.coordinator_id, generation=owner.generation, started_at=started_at, paths=paths)
     guard = threading.Lock()
 
@@ -191,18 +192,19 @@ def _serve(paths: StatePaths, journal: Journal, write_report: ReportWriter, mana
         """One report at a time; matplotlib and two writers of one file do not go together."""
         assert loop.published is not None, "reports are asked for after the first tick"
         with guard:
-            return write_report(paths.campaign(campaign_id), build_status(loop.published, daemon))
+            return write_report(paths.campaign(campaign_id), build_status(loop.published, daemon, deliveries))
 
     def make_session(plan: HostPlan, owner: Owner) -> Session:
-        kind = LocalSession if plan.is_local else SshSession
-        return kind(plan, owner, stage=releases.stage)
+        if plan.is_local:
+            return LocalSession(plan, owner, stage=releases.stage)
+        return SshSession(plan, owner, stage=releases.stage, deliveries=deliveries)
 
     jobs = Jobs(paths, python=sys.executable, releases=releases, write_report=write_now)
     loop = Loop(
         journal, owner, python=sys.executable, make_session=make_session, run_job=jobs.run, forgotten=forgotten_campaigns(paths),
         kept_clock=KeptClock(paths.clock), came_round=lambda seen: manager.ticked(_service_status(seen)),
     )
-    api = Api(loop, journal, daemon, write_now, socket_group=socket_group)
+    api = Api(loop, journal, daemon, write_now, deliveries, socket_group=socket_group)
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: loop.stop())

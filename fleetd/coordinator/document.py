@@ -5,8 +5,10 @@ Unknown is null, never zero; a value that was read long ago says so by its age, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 from fleetd.coordinator.decide_campaigns import last_safe_stop_at
@@ -39,8 +41,11 @@ class Daemon:
     paths: StatePaths
 
 
-def build(fleet: Fleet, sight: Sight, daemon: Daemon, *, now: datetime, journal_health: str, clock_alarm: str = "") -> dict[str, Any]:
-    """The whole document as of `now`; `fleet` and `sight` may be older, which the ages show."""
+def build(
+    fleet: Fleet, sight: Sight, daemon: Daemon, *, now: datetime, journal_health: str, clock_alarm: str = "",
+    deliveries: Mapping[str, list[dict[str, Any]]] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """The whole document as of `now`; `fleet` and `sight` may be older, which the ages show. `deliveries`: by host, what it is being brought."""
     verdict = judge(fleet, sight, now, journal_health, clock_alarm)
     return {
         "schema": 1, "at": format_moment(now),
@@ -51,7 +56,7 @@ def build(fleet: Fleet, sight: Sight, daemon: Daemon, *, now: datetime, journal_
         "verdict": {"word": verdict.word, "text": verdict.text, "since": _moment(verdict.since)},
         "campaigns": [_campaign(fleet, sight, campaign, daemon.paths, now) for campaign in fleet.campaigns.values()],
         "runs": [_run(fleet, sight, run, now) for run in fleet.runs.values()],
-        "hosts": _hosts(fleet, sight, now),
+        "hosts": [{**host, "deliveries": deliveries.get(host["name"], [])} for host in _hosts(fleet, sight, now)],
     }
 
 

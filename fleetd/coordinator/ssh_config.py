@@ -62,6 +62,8 @@ class SshTarget:
     revoked_keys: Path | None
     connect_seconds: float
     family: int
+    ciphers: tuple[str, ...] = ()
+    """In the order in which they are offered."""
 
     @property
     def name(self) -> str:
@@ -118,6 +120,7 @@ def resolve(words: SshWords) -> SshTarget:
         ),
         revoked_keys=None if revoked == "none" else Path(_expand(revoked, tokens)),
         connect_seconds=float(connect) if connect.isdigit() and int(connect) else CONNECT_SECONDS_DEFAULT,
+        ciphers=tuple(each for each in _last(found, "ciphers", "").split(",") if each),
         family={"inet": socket.AF_INET, "inet6": socket.AF_INET6}.get(_last(found, "addressfamily", "any"), socket.AF_UNSPEC),
     )
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import paramiko
@@ -35,11 +36,26 @@ _SIGNATURES = {"ssh-rsa": ("rsa-sha2-512", "rsa-sha2-256")}
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # what goes wrong is told once, by whoever asked for it
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hop:
+    """One machine on the way to a host, and the key by which it is known now."""
+
+    target: SshTarget
+    key: HostKey
+
+
 class SshConnection:
     """A live, verified, authenticated connection. `close` may be called from any thread and ends everything that uses it."""
 
     def __init__(self, target: SshTarget, transport: paramiko.Transport, before: SshConnection | None) -> None:
         self.target, self._transport, self._before = target, transport, before
+
+    @property
+    def hops(self) -> tuple[Hop, ...]:
+        """The machines on the way, this one first, each with the key that it has shown and that was found on record."""
+        shown = self._transport.get_remote_server_key()
+        here = Hop(target=self.target, key=HostKey(kind=shown.get_name(), blob=shown.asbytes()))
+        return (here, *(self._before.hops if self._before is not None else ()))
 
     @classmethod
     def open(cls, words: SshWords, until_seconds: float, depth: int = 0) -> SshConnection:

@@ -1,7 +1,7 @@
 """The courier of a host that is reached over SSH: the promises of `LocalCourier`, over channels of the session's connection.
 
-Trees go out through a porter, which writes, verifies and renames; files of a run come back through an agent of the courier's own, so that
-a long digest never keeps the session's agent from answering. Meant for what control needs; bulk has a road of its own.
+A release goes out through a porter, every other tree through a stager, by the road that `tree_delivery` chooses: many bytes by the system's
+ssh. Files of a run come back through an agent of the courier's own, so that a long digest never keeps the session's agent from answering.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ import threading
 import time
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from fleetd import faults
 from fleetd.coordinator.couriers import READ_BYTES_MAX, Finished, TreeKind, damaged_source
+from fleetd.coordinator.deliveries import Deliveries, Delivery
+from fleetd.coordinator.ssh_connection import ENTER_SHELL, Hop
 from fleetd.coordinator.ssh_road import AgentLine, SshRoad, start_agent
+from fleetd.coordinator.system_ssh import NoSystemSsh, ProcessLines, SshProcess, why_not
+from fleetd.coordinator.tree_delivery import CONTROL, SSH, Road, Stager, Tree, choose_road, deliver, start_stager, tree_of
 from fleetd.coordinator.trees import TreeFault, manifest_bytes
 from fleetd.files import COPY_CHUNK_BYTES, sync_folder
 from fleetd.wire import WireError, decode
@@ -31,17 +35,22 @@ SILENCE_SECONDS_MAX = 60.0
 """So long may a host take no bytes and say nothing while a tree is sent, or be reading what it has."""
 VERIFY_SECONDS_MAX = 1800.0
 """A host reads its whole copy: 100 GB at 60 MB/s. A host that died meanwhile is noticed by its session."""
+START_SECONDS_MAX = 30.0
+"""For a connection of the system's ssh, login and stager included."""
 IDLE_LINES_MAX = 2
 
 
 class SshCourier:
     """Safe to use from many threads: each call has a channel of its own while it lasts."""
 
-    def __init__(self, road: SshRoad) -> None:
-        self._road = road
+    def __init__(self, road: SshRoad, deliveries: Deliveries | None = None) -> None:
+        self._road, self._deliveries = road, deliveries or Deliveries()
         self.release = ""
         """The release that the session has put in place; agents are started from it."""
         self._idle: list[AgentLine] = []
+        self._bulk: set[SshProcess] = set()
+        self._by_digest: dict[str, threading.Lock] = {}
+        self._is_closed = False
         self._guard = threading.Lock()
 
     @property
@@ -66,21 +75,28 @@ class SshCourier:
 
     def put_tree(self, kind: TreeKind, digest: str, source: Path, entries: tuple[FileEntry, ...]) -> bool:
         assert directory_digest(entries) == digest, "a tree is named by its digest"
+        if kind is TreeKind.RELEASES:
+            return self._put_release(digest, source, entries)
+        tree = tree_of(kind.value, digest, source, entries)
+        under_way = self._deliveries.under_way(self.host, kind.value, digest, tree.bytes_total)
+        with self._alone_with(digest), under_way as delivery, self._stager(tree, delivery) as stager:
+            return deliver(tree, delivery, self._road, stager)
+
+    def _put_release(self, digest: str, source: Path, entries: tuple[FileEntry, ...]) -> bool:
+        """Before there is a release over there, its porter is all there is."""
         files = [[entry.path, entry.bytes, entry.sha256] for entry in entries]
-        tree = {"kind": kind.value, "digest": digest}
+        tree = {"kind": TreeKind.RELEASES.value, "digest": digest}
         with closing(self._road.porter(time.monotonic() + CALL_SECONDS_MAX)) as porter:
             if porter.ask({"do": "has", "files": files, **tree}, time.monotonic() + VERIFY_SECONDS_MAX)["present"]:
                 return False
             manifest = manifest_bytes(entries, source)
             listed = [*files, [MANIFEST_NAME, len(manifest), hashlib.sha256(manifest).hexdigest()]]
-            is_small = kind is TreeKind.RELEASES
-            porter.ask({"do": "put", "files": listed, "zipped": is_small, **tree}, time.monotonic() + CALL_SECONDS_MAX)
-            faults.before(f"{kind.value} in place")
-            stream = _stream(source, entries, manifest)
+            porter.ask({"do": "put", "files": listed, "zipped": True, **tree}, time.monotonic() + CALL_SECONDS_MAX)
+            faults.before("releases in place")
             try:
-                porter.send(_zipped(stream) if is_small else stream, SILENCE_SECONDS_MAX)
+                porter.send(_zipped(_stream(source, entries, manifest)), SILENCE_SECONDS_MAX)
             except TreeFault as fault:
-                raise damaged_source(kind.value, self.host, fault) from fault
+                raise damaged_source(TreeKind.RELEASES.value, self.host, fault) from fault
         return True
 
     def look(self, run_id: str, path: str) -> tuple[FileEntry, ...]:
@@ -132,11 +148,64 @@ class SshCourier:
     def prune_releases(self, keep: frozenset[str]) -> tuple[str, ...]:
         return tuple(self._ask("prune", {"keep": sorted(keep)})["removed"])
 
-    def close(self) -> None:
+    def drop(self) -> None:
+        """The control connection is gone, and what waited on it."""
         with self._guard:
             idle, self._idle = self._idle, []
         for line in idle:
             line.close()
+
+    def close(self) -> None:
+        """The coordinator leaves this host: bulk that is on its way ends as well."""
+        self.drop()
+        with self._guard:
+            bulk, self._is_closed = list(self._bulk), True
+        for process in bulk:
+            process.end()
+
+    @contextmanager
+    def _alone_with(self, digest: str) -> Iterator[None]:
+        """Two jobs that want the same tree: the second finds it there."""
+        with self._guard:
+            lock = self._by_digest.setdefault(digest, threading.Lock())
+        with lock:
+            yield
+
+    @contextmanager
+    def _stager(self, tree: Tree, delivery: Delivery) -> Iterator[Stager]:
+        """A stager by the road that suits the tree; where the system's ssh does not get through, on the control connection."""
+        if not self.release:
+            raise self._road.unreachable("its release is not in place yet")
+        hops = self._road.current().hops
+        with ExitStack() as stack:
+            chosen, stager = choose_road(tree.bytes_total, why_not(hops)), None
+            if chosen.word == SSH:
+                try:
+                    process = stack.enter_context(self._bulk_shell(hops))
+                    stager = start_stager(self._road, self.release, time.monotonic() + START_SECONDS_MAX, ProcessLines(process))
+                except (NoSystemSsh, ExplainedError) as fault:
+                    words = fault.what if isinstance(fault, ExplainedError) else str(fault)
+                    chosen = Road(word=CONTROL, because=f"the system's ssh does not get through: {words}")
+            delivery.goes_by(chosen.word, chosen.because)
+            if stager is None:
+                stager = stack.enter_context(closing(start_stager(self._road, self.release, time.monotonic() + CALL_SECONDS_MAX)))
+            yield stager
+
+    @contextmanager
+    def _bulk_shell(self, hops: tuple[Hop, ...]) -> Iterator[SshProcess]:
+        """A login shell over the system's ssh, by the way and with the keys of the control connection. NoSystemSsh."""
+        process = SshProcess(hops, ENTER_SHELL)
+        with self._guard:
+            self._bulk.add(process)
+            is_closed = self._is_closed
+        try:
+            if is_closed:
+                process.end()
+            yield process
+        finally:
+            with self._guard:
+                self._bulk.discard(process)
+            process.close()
 
     def _fetch(self, run_id: str, path: str, target: Path, entry: FileEntry) -> None:
         digest, size = hashlib.sha256(), 0

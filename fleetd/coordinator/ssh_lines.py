@@ -8,11 +8,12 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shlex
 import time
 from importlib.resources import files
-from typing import Any
+from typing import Any, Protocol
 
 import paramiko
 
@@ -48,10 +49,39 @@ class OldPython(Exception):
     """There is one, and it is older than what we need."""
 
 
+class ShortFile(Exception):
+    """A file ended before its time."""
+
+
+class Channel(Protocol):
+    """What is asked of paramiko's channel, and of a process that stands in for one."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    def settimeout(self, timeout: float | None) -> None: ...
+
+    def send(self, data: bytes) -> int: ...
+
+    def recv(self, nbytes: int) -> bytes: ...
+
+    def recv_ready(self) -> bool: ...
+
+    def recv_stderr(self, nbytes: int) -> bytes: ...
+
+    def recv_stderr_ready(self) -> bool: ...
+
+    def exit_status_ready(self) -> bool: ...
+
+    def recv_exit_status(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
 class ChannelLines:
     """One channel with what was read of it and not yet used. One thread at a time."""
 
-    def __init__(self, channel: paramiko.Channel) -> None:
+    def __init__(self, channel: Channel) -> None:
         self.channel, self._buffer = channel, b""
 
     def write(self, data: bytes, until_seconds: float) -> None:
@@ -59,6 +89,19 @@ class ChannelLines:
         while rest:
             self.channel.settimeout(_left(until_seconds))
             rest = rest[self.channel.send(bytes(rest[:READ_BYTES])):]
+
+    def write_file(self, descriptor: int, offset: int, count: int, until_seconds: float) -> None:
+        """`count` bytes of a file from `offset` on. ShortFile when it ends before."""
+        while count:
+            sent = self._write_part(descriptor, offset, count, until_seconds)
+            if not sent:
+                raise ShortFile
+            offset, count = offset + sent, count - sent
+
+    def _write_part(self, descriptor: int, offset: int, count: int, until_seconds: float) -> int:
+        data = os.pread(descriptor, min(count, READ_BYTES), offset)
+        self.write(data, until_seconds)
+        return len(data)
 
     def read_line(self, until_seconds: float) -> bytes:
         """The next line. EOFError with the last words when there is none any more, TimeoutError, WireError."""

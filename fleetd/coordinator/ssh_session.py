@@ -15,6 +15,7 @@ from typing import Any
 from fleetd import faults, logs
 from fleetd.campaign import HostPlan
 from fleetd.coordinator.couriers import Courier
+from fleetd.coordinator.deliveries import Deliveries
 from fleetd.coordinator.ssh_courier import SshCourier
 from fleetd.coordinator.ssh_road import AgentLine, SshRoad, start_agent
 from fleetd.model import Owner
@@ -29,10 +30,10 @@ LAST_WORDS_BYTES = 600
 class SshSession:
     """One host's agent over SSH. Used by one thread; its courier may be used by others meanwhile."""
 
-    def __init__(self, plan: HostPlan, owner: Owner, *, stage: Callable[[Courier], str]) -> None:
+    def __init__(self, plan: HostPlan, owner: Owner, *, stage: Callable[[Courier], str], deliveries: Deliveries | None = None) -> None:
         self._plan, self._stage = plan, stage
         self._road = SshRoad(plan, owner)
-        self._ssh_courier = SshCourier(self._road)
+        self._ssh_courier = SshCourier(self._road, deliveries)
         self.courier: Courier = self._ssh_courier
         self._agent: AgentLine | None = None
 
@@ -50,16 +51,22 @@ class SshSession:
             faults.after(f"{order} answered")
         except HostUnreachable as fault:
             words = self._last_words() if is_fresh else ""
-            self.close()
+            self._drop()
             if words:
                 fault.what = f"{fault.what}; the end of its agent.log: {words}"
             raise
         return answer
 
     def close(self) -> None:
+        """Leave the host for good, with everything that is on its way to it."""
+        self._drop()
+        self._ssh_courier.close()
+
+    def _drop(self) -> None:
+        """Give the connection up. Bulk has one of its own, and knows by itself when that is dead."""
         self._agent = None
         self._road.drop()  # first: nothing that is said to a dead host comes to an end before that
-        self._ssh_courier.close()
+        self._ssh_courier.drop()
 
     def _establish(self, until_seconds: float) -> AgentLine:
         try:
@@ -69,7 +76,7 @@ class SshSession:
                 release = self._stage(self.courier)
                 agent = start_agent(self._road, porter, release, until_seconds)
         except ExplainedError:
-            self.close()
+            self._drop()
             raise
         self._ssh_courier.release = release
         logs.changed("agent_started", host=self._plan.name, place=self._plan.place, release=release[:12])

@@ -24,6 +24,7 @@ import shutil
 import subprocess
 import sys
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 SILENCE_SECONDS_MAX = 120.0
@@ -38,7 +39,7 @@ ENTRY = "fleetd/host/__main__.py"
 KINDS = ("releases", "datasets", "models")
 COMPILED = ("policies", "fleetd", "libraries")
 _DIGEST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-_LEFTOVER = re.compile(r"\.tmp-.+-(\d+)")
+LEFTOVER = re.compile(r"\.tmp-.+-(\d+)")
 
 
 class Refused(Exception):
@@ -49,9 +50,11 @@ class Refused(Exception):
         self.kind, self.what, self.path = kind, what, path
 
 
-class Porter:
+class Talk:
+    """Requests and answers, one JSON object a line, with bytes between them. `do_NAME` of a subclass answers the request NAME."""
+
     def __init__(self, source: int, target: int) -> None:
-        self.source, self.target, self.buffer, self.root = source, target, b"", ""
+        self.source, self.target, self.buffer = source, target, b""
 
     def serve(self) -> None:
         while True:
@@ -67,6 +70,40 @@ class Porter:
                 answer = {"ok": False, "kind": "os", "errno": fault.errno, "what": str(fault.strerror or fault), "path": str(fault.filename or "")}
             if answer is not None:
                 self._say(answer)
+
+    def _line(self) -> bytes | None:
+        while b"\n" not in self.buffer:
+            data = self._read()
+            if not data or len(self.buffer) > LINE_BYTES_MAX:
+                return None
+            self.buffer += data
+        line, _, self.buffer = self.buffer.partition(b"\n")
+        return line
+
+    def _bytes(self) -> bytes:
+        data, self.buffer = self.buffer or self._read(), b""
+        if not data:
+            raise SystemExit("the coordinator is gone")
+        return data
+
+    def _read(self) -> bytes:
+        return os.read(self.source, CHUNK_BYTES) if self._is_readable() else b""
+
+    def _is_readable(self) -> bool:
+        """Whether there is something to read, the end included, before the other side counts as gone."""
+        return bool(select.select([self.source], [], [], SILENCE_SECONDS_MAX)[0])
+
+    def _say(self, answer: dict[str, Any]) -> None:
+        # A name of a file that is no text must not make the whole answer unreadable.
+        data = json.dumps(answer, ensure_ascii=False).encode(errors="replace") + b"\n"
+        while data:
+            data = data[os.write(self.target, data):]
+
+
+class Porter(Talk):
+    def __init__(self, source: int, target: int) -> None:
+        super().__init__(source, target)
+        self.root = ""
 
     def do_root(self, request: dict[str, Any]) -> dict[str, Any]:
         """Make the root, and see that it can be written."""
@@ -171,39 +208,19 @@ class Porter:
         self.buffer = unzip.unused_data + self.buffer
 
     def _tree(self, request: dict[str, Any]) -> str:
-        if request["kind"] not in KINDS or not _DIGEST.fullmatch(request["digest"]):
-            raise Refused("order", f"{request['kind']}/{request['digest']} is no staged tree")
-        return os.path.join(self.root, request["kind"], request["digest"])
-
-    def _line(self) -> bytes | None:
-        while b"\n" not in self.buffer:
-            data = self._read()
-            if not data or len(self.buffer) > LINE_BYTES_MAX:
-                return None
-            self.buffer += data
-        line, _, self.buffer = self.buffer.partition(b"\n")
-        return line
-
-    def _bytes(self) -> bytes:
-        data, self.buffer = self.buffer or self._read(), b""
-        if not data:
-            raise SystemExit("the coordinator is gone")
-        return data
-
-    def _read(self) -> bytes:
-        if not select.select([self.source], [], [], SILENCE_SECONDS_MAX)[0]:
-            return b""
-        return os.read(self.source, CHUNK_BYTES)
-
-    def _say(self, answer: dict[str, Any]) -> None:
-        # A name of a file that is no text must not make the whole answer unreadable.
-        data = json.dumps(answer, ensure_ascii=False).encode(errors="replace") + b"\n"
-        while data:
-            data = data[os.write(self.target, data):]
+        return tree_path(self.root, request)
 
 
-def wrong_with(folder: str, files: list[list[Any]]) -> str | None:
-    """What keeps `folder` from holding exactly these files (byte code and the manifest aside); None when nothing does."""
+def tree_path(root: str, request: dict[str, Any]) -> str:
+    """Where the tree of a request lies, or will lie. Refused when it would be anywhere else."""
+    if request["kind"] not in KINDS or not _DIGEST.fullmatch(request["digest"]):
+        raise Refused("order", f"{request['kind']}/{request['digest']} is no staged tree")
+    return os.path.join(root, request["kind"], request["digest"])
+
+
+def wrong_with(folder: str, files: list[list[Any]], told: Callable[[int], None] = lambda count: None) -> str | None:
+    """What keeps `folder` from holding exactly these files (byte code and the manifest aside); None when nothing does. `told` hears how
+    many bytes were read."""
     expected = {path: (size, sha256) for path, size, sha256 in files}
     for base, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name != "__pycache__"]
@@ -219,6 +236,7 @@ def wrong_with(folder: str, files: list[list[Any]]) -> str | None:
                 while part := file.read(CHUNK_BYTES):
                     digest.update(part)
                     size -= len(part)
+                    told(len(part))
             if size or digest.hexdigest() != sha256:
                 return f"{path} has the SHA-256 {digest.hexdigest()}, it should have {sha256}"
     return f"{next(iter(expected))} is missing" if expected else None
@@ -244,7 +262,7 @@ def has_ended(pid: str) -> bool:
 def sweep(folder: str) -> None:
     """Remove what dead porters left half-made."""
     for name in os.listdir(folder):
-        maker = _LEFTOVER.fullmatch(name)
+        maker = LEFTOVER.fullmatch(name)
         if maker is not None and has_ended(maker[1]):
             shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
 

@@ -62,7 +62,7 @@ def test_every_key_of_the_contract_is_there(fleet: VirtualCoordinator) -> None:
     }
     assert set(found["hosts"][0]) == {
         "name", "reachable", "since", "boot_id", "detail", "age_seconds", "facts", "memory_available_bytes", "disk_free_bytes", "committed_bytes",
-        "capacity_bytes", "unknown_runs", "drained", "fenced", "left_behind", "clock_skew_seconds",
+        "capacity_bytes", "unknown_runs", "drained", "fenced", "left_behind", "clock_skew_seconds", "deliveries",
     }
 
 
