@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend
 from policies.errors import PlanInvalid
 from trainer.environment import CUBLAS_WORKSPACE
 from trainer.head_loss import CHUNK_ROWS
+from trainer.products import has_onednn
 
 ATTENTION = {"cpu": (SDPBackend.FLASH_ATTENTION, SDPBackend.MATH), "cuda": (SDPBackend.MATH,)}
 """By device, the first that can do it. On the CPU the fused kernel gives each head of each row to one thread, so forward and backward
@@ -73,6 +74,7 @@ def fingerprint(device: torch.device, *, threads: int, precision: str) -> dict[s
         "threads": threads, "device": device.type, "accelerators": _accelerators(device), "architecture": platform.machine(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(), "precision": precision,
         "attention": " or ".join(kernel.name.lower() for kernel in ATTENTION[device.type]), "optimizer": OPTIMIZER, "loss": LOSS[precision],
+        "products": "onednn" if has_onednn(device) else "torch",
         "deterministic": torch.are_deterministic_algorithms_enabled(), "tf32": torch.backends.cuda.matmul.allow_tf32,
         "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE),
     }

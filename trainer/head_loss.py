@@ -1,10 +1,10 @@
 """Nats of each target, without ever holding all logits: the head and its cross entropy, some rows at a time.
 
-    chunk     logits = hidden · headᵀ;  log-softmax in their place;  nats = −logits[target]
-    training  softmax in their place again, minus one at the target: the gradient of the logits, used at once for both factors
+    scoring   logits = hidden · headᵀ;  log-softmax in their place;  nats = −logits[target]
+    training  softmax in their place, minus one at the target: the gradient of the logits, used at once for both factors
 
 With 48,000 words the logits of a step are hundreds of megabytes, and the usual way passes over them seven times in fresh
-memory. Here one block is used again and again, and its gradient is made while the chunk is at hand (the idea of fused linear
+memory. Here a chunk of them is there at a time, and its gradient is made while it is at hand (the idea of fused linear
 cross entropy: Wijmans et al. 2024, "Cut Your Losses"). The number of rows decides in which order the head's gradient is added
 up, so it is a constant and stands in the fingerprint.
 """
@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 from torch import nn
+
+from trainer.products import ProductSum, laid_out, times
 
 CHUNK_ROWS = 512
 IGNORED = -100
@@ -41,7 +43,10 @@ def row_nats(hidden_ND: torch.Tensor, head_VD: torch.Tensor, targets_N: torch.Te
     with torch.no_grad():
         for start in range(0, len(hidden_ND), CHUNK_ROWS):
             rows = slice(start, start + CHUNK_ROWS)
-            nats_N[rows] = _chunk(hidden_ND[rows], head_VD, targets_N[rows], None)[1]
+            logits_NV, is_ignored_N = functional.linear(hidden_ND[rows], head_VD), targets_N[rows] == IGNORED
+            torch.log_softmax(logits_NV, dim=-1, out=logits_NV)
+            target_N = logits_NV.gather(1, targets_N[rows].masked_fill(is_ignored_N, 0).unsqueeze(1)).squeeze(1)
+            nats_N[rows] = target_N.neg_().masked_fill_(is_ignored_N, 0.0)
     return nats_N
 
 
@@ -56,18 +61,16 @@ class _MeanNats(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, hidden_ND: torch.Tensor, head_VD: torch.Tensor, targets_N: torch.Tensor, parts: int) -> torch.Tensor:  # noqa: N803
         count = len(hidden_ND)
-        block_NV = hidden_ND.new_empty(min(CHUNK_ROWS, count), len(head_VD))
-        hidden_gradient_ND, head_gradient_VD = torch.empty_like(hidden_ND), torch.empty_like(head_VD)
+        hidden_gradient_ND, head_gradient_VD, head_DV = torch.empty_like(hidden_ND), ProductSum(), laid_out(head_VD.t())
         nats_N, scale = hidden_ND.new_empty(count), 1.0 / (count * parts)
         for start in range(0, count, CHUNK_ROWS):
             rows = slice(start, start + CHUNK_ROWS)
-            logits_NV, nats_N[rows] = _chunk(hidden_ND[rows], head_VD, targets_N[rows], block_NV)
-            logits_NV.exp_()
-            logits_NV[torch.arange(len(logits_NV), device=logits_NV.device), targets_N[rows]] -= 1.0
+            gradient_NV, nats_N[rows] = _logits_gradient(hidden_ND[rows], head_VD, targets_N[rows])
+            hidden_gradient_ND[rows] = times(gradient_NV, head_DV)
             # The mean's factor goes into the narrow side: rows of the width of the model, not of the vocabulary.
-            torch.mm(logits_NV, head_VD, out=hidden_gradient_ND[rows])
-            head_gradient_VD.addmm_(logits_NV.t(), hidden_ND[rows] * scale, beta=0.0 if start == 0 else 1.0)
-        context.save_for_backward(hidden_gradient_ND.mul_(scale), head_gradient_VD)
+            head_gradient_VD.add(gradient_NV, hidden_ND[rows] * scale)
+            del gradient_NV  # the next chunk takes its place
+        context.save_for_backward(hidden_gradient_ND.mul_(scale), head_gradient_VD.total())
         return nats_N.mean() / parts
 
     @staticmethod
@@ -79,13 +82,14 @@ class _MeanNats(torch.autograd.Function):
         return hidden_gradient_ND, head_gradient_VD, None, None
 
 
-def _chunk(
-    hidden_ND: torch.Tensor, head_VD: torch.Tensor, targets_N: torch.Tensor, block_NV: torch.Tensor | None,  # noqa: N803
+def _logits_gradient(
+    hidden_ND: torch.Tensor, head_VD: torch.Tensor, targets_N: torch.Tensor,  # noqa: N803
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-softmax of the logits of some rows (in `block_NV`, where one is given), and the nats of their targets."""
-    into = None if block_NV is None else block_NV[:len(hidden_ND)]
-    logits_NV = functional.linear(hidden_ND, head_VD) if into is None else torch.mm(hidden_ND, head_VD.t(), out=into)
-    torch.log_softmax(logits_NV, dim=-1, out=logits_NV)
-    is_ignored_N = targets_N == IGNORED
-    nats_N = -logits_NV.gather(1, targets_N.masked_fill(is_ignored_N, 0).unsqueeze(1)).squeeze(1)
-    return logits_NV, nats_N.masked_fill_(is_ignored_N, 0.0)
+    """The gradient of the summed nats by the logits of some rows, and the nats of their targets."""
+    logits_NV = times(hidden_ND, head_VD)
+    target_N, highest_N = logits_NV.gather(1, targets_N.unsqueeze(1)).squeeze(1), logits_NV.amax(dim=-1)
+    torch.softmax(logits_NV, dim=-1, out=logits_NV)
+    # The likeliest word's share is never too small for a logarithm, whatever the target's is.
+    nats_N = (highest_N - target_N) - logits_NV.amax(dim=-1).log()
+    logits_NV[torch.arange(len(logits_NV), device=logits_NV.device), targets_N] -= 1.0
+    return logits_NV, nats_N

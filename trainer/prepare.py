@@ -20,6 +20,7 @@ from trainer.loop import Training
 from trainer.memory import check_memory
 from trainer.models.build import build_model, load_model_directory
 from trainer.models.families import CONFIG_NAME, TOKENIZER_NAMES
+from trainer.products import quicken
 from trainer.records import RunRecords
 from trainer.state import TrainingState, make_optimizer
 from trainer.stopping import Stop
@@ -41,7 +42,7 @@ def prepare_training(
     model = build_model(config, seed=task.seed)
     if task.model.path is not None and resume is None:
         load_model_directory(model, Path(task.model.path))
-    model.to(device).train()
+    quicken(model.to(device).train())
     sampler: Any = (ZxellSampler if task.sampler == SAMPLER_ZXELL else WindowSampler)(train, length=task.window, seed=task.seed)
     state = TrainingState(
         model=model, optimizer=make_optimizer(model, task.optimizer), files=_model_files(task.model, config, train),

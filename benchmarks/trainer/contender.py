@@ -1,6 +1,6 @@
 """One contender in a process of its own: it trains for as many steps as it is told, says how long they took, and waits.
 
-    python contender.py ours|trainer|plain|matmul CELL.json SHARDS WORK --ask FD --tell FD
+    python contender.py ours|trainer|plain|matmul|onednn CELL.json SHARDS WORK --ask FD --tell FD
 
 Words on --ask are numbers of steps; each is answered on --tell with the seconds from the word to the end of the last step, by the wall
 and of this process's own on the processors.
@@ -134,7 +134,7 @@ def hugging_face(cell: stage.Cell, shards: Path, work: Path, turns: Turns) -> No
 
 
 def matmul(cell: stage.Cell, shards: Path, work: Path, turns: Turns) -> None:
-    """The machine's limit: square products into memory that is there already. A step here is a block of products."""
+    """The machine's limit as torch's own product has it: square products into memory that is there already. A step here is a block of them."""
     import torch
 
     torch.set_num_threads(cell.threads)
@@ -146,7 +146,23 @@ def matmul(cell: stage.Cell, shards: Path, work: Path, turns: Turns) -> None:
         turns.step_done()
 
 
-CONTENDERS = {"ours": ours, "trainer": hugging_face, "plain": plain, "matmul": matmul}
+def onednn(cell: stage.Cell, shards: Path, work: Path, turns: Turns) -> None:
+    """The same products by the way that our training takes."""
+    import torch
+
+    from trainer.environment import keep_big_blocks
+    from trainer.products import times
+
+    keep_big_blocks()
+    torch.set_num_threads(cell.threads)
+    left, right = torch.randn(MATMUL_SIZE, MATMUL_SIZE), torch.randn(MATMUL_SIZE, MATMUL_SIZE)
+    while True:
+        for _ in range(MATMUL_REPEATS):
+            times(left, right)
+        turns.step_done()
+
+
+CONTENDERS = {"ours": ours, "trainer": hugging_face, "plain": plain, "matmul": matmul, "onednn": onednn}
 
 
 def main() -> None:
