@@ -15,6 +15,7 @@ from fleetd.screens import cells, layout, terminal, view_outcome, views, waiting
 from fleetd.screens.client import Client, CoordinatorAway
 from fleetd.screens.document import WAITING_STATES, Document, Target, campaigns, is_over, is_settled, moment_of, number, runs_of, sight
 from fleetd.screens.layout import Column, Line, Span, Tone, line, quiet
+from fleetd.screens.view_deliveries import deliveries_of, delivery_line
 from policies.errors import EXIT_INTERRUPTED, EXIT_UNREACHABLE, NotFound
 
 LOOK_SECONDS = 0.5
@@ -22,6 +23,7 @@ PLAIN_SECONDS = 10.0
 AWAY_SECONDS_MAX = 600.0
 BAR_WIDTH_MAX = 40
 BAR_WIDTH_MIN = 10
+INDENT = 2
 PROGRESS_COLUMNS = (
     Column("candidate", "", 0, "{}"),
     Column("state", "", 1, "{}"),
@@ -126,6 +128,17 @@ def progress_line(run: Document, document: Document) -> Line:
     return layout.packed([part for part in parts if layout.text_of(part) != words.ABSENT], width=10_000, hanging=0)[0]
 
 
+def delivery_lines(document: Document, campaign: Document) -> list[Line]:
+    """`spark-a: datasets 3f2a9c1b04de: 1.20/4.00 GiB · …` for each tree that is on its way while runs wait for their data."""
+    return [line(quiet(f"{host}: "), *delivery_line(each)) for host, each in _awaited(document, campaign)]
+
+
+def _awaited(document: Document, campaign: Document) -> list[tuple[str, Document]]:
+    """The deliveries that somebody looks for: as long as a run of the campaign has not begun."""
+    is_waiting = any(run.get("state") in WAITING_STATES for run in runs_of(document, campaign["campaign_id"]))
+    return deliveries_of(document) if is_waiting else []
+
+
 def _campaign(document: Document, campaign_id: str) -> Document:
     for each in campaigns(document):
         if each["campaign_id"] == campaign_id:
@@ -151,7 +164,8 @@ def _plain() -> Draw:
             shown_at = time.monotonic()
             terminal.show([view_outcome.header(document, campaign)])
             at_work = [run for run in runs_of(document, campaign["campaign_id"]) if not is_settled(run)]
-            terminal.show(layout.indented(progress_line(run, document), 2) for run in at_work)
+            terminal.show(layout.indented(progress_line(run, document), INDENT) for run in at_work)
+            terminal.show(layout.indented(spans, INDENT) for spans in delivery_lines(document, campaign))
 
     return draw
 
@@ -195,6 +209,11 @@ class _Live:
             planned, step = number(run.get("steps_planned")), number(sight(run.get("step")).value)
             bar = ProgressBar(total=planned or 1.0, completed=min(step or 0.0, planned or 1.0), width=min(BAR_WIDTH_MAX, width - used - 1))
             grid.add_row(rich_line(layout.row_line(kept, row, rows)), bar if planned else "")
+        bar_width = max(BAR_WIDTH_MIN, min(BAR_WIDTH_MAX, width - used - 1))
+        for host, delivery in _awaited(document, campaign):
+            total, moved = number(delivery.get("bytes_total")) or 1.0, number(delivery.get("bytes")) or 0.0
+            label = layout.wrapped(line(quiet(f"{host}: "), *delivery_line(delivery)), used, hanging=INDENT)
+            grid.add_row(rich_lines(label), ProgressBar(total=total, completed=min(moved, total), width=bar_width))
         head = [view_outcome.header(document, campaign), *(views.verdict_lines(document, width=width) if _is_alarming(document) else [])]
         return Group("", rich_lines(head), grid)
 

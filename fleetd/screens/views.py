@@ -24,6 +24,7 @@ from fleetd.screens.document import (
     sight,
 )
 from fleetd.screens.layout import Line, Span, Tone, line, quiet
+from fleetd.screens.view_deliveries import delivery_line
 from policies.facts import parse_moment
 
 INDENT = 2
@@ -186,7 +187,8 @@ def chosen_line(campaign: Document) -> Line:
 
 
 def host_lines(document: Document, *, width: int) -> list[Line]:
-    """One line a host: reachable or for how long not, memory free and handed out, disk free, how strongly a cap can hold there."""
+    """One line a host: reachable or for how long not, memory free and handed out, disk free, how strongly a cap can hold there; below it
+    what the host is being brought."""
     lines: list[Line] = []
     for host in document.get("hosts") or []:
         free, disk = sight(host.get("memory_available_bytes")), sight(host.get("disk_free_bytes"))
@@ -200,6 +202,8 @@ def host_lines(document: Document, *, width: int) -> list[Line]:
         if means := (host.get("facts") or {}).get("cap_means"):
             parts.append(line(f"caps {cells.grade({'parts': means})}"))
         lines += layout.packed(parts, width, hanging=INDENT)
+        for delivery in host.get("deliveries") or []:
+            lines += [layout.indented(each, INDENT) for each in layout.wrapped(delivery_line(delivery), width - INDENT, hanging=INDENT)]
         for mark in _host_marks(host, document):
             lines += [layout.indented(each, INDENT) for each in layout.wrapped(mark, width - INDENT, hanging=INDENT)]
         for run in host.get("unknown_runs") or []:

@@ -113,6 +113,14 @@ def host(name: str, **changes: Any) -> dict[str, Any]:
     return {**body, **changes}
 
 
+def delivery(**changes: Any) -> dict[str, Any]:
+    return {
+        "kind": "datasets", "digest": "ab" * 32, "phase": "sending", "road": "ssh", "because": "it is large: 4096 MiB", "bytes": 3 * 1024**3,
+        "bytes_total": 4 * 1024**3, "bytes_there_before": 0, "bytes_read": 0, "bytes_per_second": 100.0 * 1024**2, "seconds": 31.0,
+        "seconds_left": 10.24, **changes,
+    }
+
+
 def campaign(run_ids: list[str], **changes: Any) -> dict[str, Any]:
     body = {
         "campaign_id": CAMPAIGN,

@@ -109,3 +109,27 @@ def test_ctrl_c_on_a_terminal_gives_the_cursor_back_and_detaches(coordinator: Fa
     assert code == 130
     assert "the campaign goes on without this screen" in seen
     assert seen.rindex("\x1b[?25h") > seen.rindex("\x1b[?25l")
+
+
+def test_what_waiting_runs_are_brought_is_a_bar_each_and_no_news_once_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A board of 100 columns: the bar is three quarters full, and the line beside it says how long still."""
+    from rich.console import Console
+
+    waiting, running = staged(), under_way()
+    for document in (waiting, running):
+        document["hosts"] = [canned.host("spark-a", deliveries=[canned.delivery()])]
+    board, console = follow._Live(), Console(width=100, color_system=None, highlight=False)
+    board._console = console
+
+    def drawn(document: dict[str, Any]) -> str:
+        with console.capture() as capture:
+            console.print(board._bars(document, document["campaigns"][0]))
+        return capture.get()
+
+    shown = drawn(waiting)
+    assert "spark-a: datasets abababababab" in shown and "10 s left" in shown
+    assert max(line.count("\N{BOX DRAWINGS HEAVY HORIZONTAL}") for line in shown.splitlines()) >= 7
+    assert "datasets" not in drawn(running)
+    assert [layout.text_of(each) for each in follow.delivery_lines(waiting, waiting["campaigns"][0])] == [
+        "spark-a: datasets abababababab: 3.00/4.00 GiB · 100 MiB/s · 10 s left · by ssh, it is large: 4096 MiB",
+    ]

@@ -202,3 +202,15 @@ def test_a_language_in_which_the_model_is_no_better_than_the_unigram_is_named() 
 )
 def test_an_exit_nobody_saw_is_neither_zero_nor_killed(ended: dict[str, Any], text: str) -> None:
     assert view_run.exit_words(ended) == text
+
+
+def test_what_a_host_is_being_brought_stands_below_it_with_its_pace_and_its_road() -> None:
+    def said(**changes: Any) -> str:
+        document = {**canned.training(), "hosts": [canned.host("spark-a", deliveries=[canned.delivery(**changes)])]}
+        return text_of(views.host_lines(document, width=160)).split("\n")[-1].strip()
+
+    assert said() == "datasets abababababab: 3.00/4.00 GiB · 100 MiB/s · 10 s left · by ssh, it is large: 4096 MiB"
+    assert said(bytes_there_before=1024**3).startswith("datasets abababababab: 3.00/4.00 GiB (1.00 GiB from an earlier try) · 100 MiB/s")
+    assert said(bytes_per_second=None, seconds_left=None).startswith("datasets abababababab: 3.00/4.00 GiB · by ssh")
+    assert said(phase="looking", road="", because="", bytes_read=2**30) == "datasets abababababab: looking what is there, 1.00 GiB read"
+    assert said(phase="settling").startswith("datasets abababababab: 3.00/4.00 GiB · the last bytes go to its disk · by ssh")
