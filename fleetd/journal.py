@@ -199,7 +199,9 @@ class Journal:
                 connection.execute("INSERT INTO entries VALUES (?, ?)", (last, sealed(body)))
             if self._trim_waiting:
                 connection.execute("DELETE FROM entries WHERE sequence <= ?", (self._trim_waiting,))
-            values = {**self._state_waiting, _LAST: last} if self._trim_waiting or self._floor_waiting else self._state_waiting
+            values = self._state_waiting
+            if self._trim_waiting or self._floor_waiting:
+                values = {**values, _LAST: max(last, values.get(_LAST, 0))}
             connection.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", [(key, sealed(json.dumps(value))) for key, value in values.items()])
             faults.after("journal filled")
             connection.execute("COMMIT")
@@ -212,10 +214,11 @@ class Journal:
         self._queue, self._state_waiting, self._trim_waiting, self._floor_waiting = [], {}, 0, 0
 
 
-def salvage(path: Path, aside: Path) -> int:
+def salvage(path: Path, aside: Path, *, start_after: int = 0) -> int:
     """Move a damaged journal to `aside`, bytes unchanged, and make a new one at `path` from what still reads. Returns the entries kept.
 
     Kept are the entries from the first one up to the first that does not read: history after a hole would contradict itself.
+    What is added to them is numbered above `start_after`, where nothing that is lost can have been.
     """
     assert not aside.exists(), f"{aside} is in the way"
     entries, state = readable(path)
@@ -226,6 +229,8 @@ def salvage(path: Path, aside: Path) -> int:
     kept = _contiguous(entries)
     journal = Journal.open(path)
     journal.start_after(kept[0]["sequence"] - 1 if kept else last)
+    if start_after:
+        state[_LAST] = max(last, start_after)
     journal.append(kept, state=state)
     journal.close()
     return len(kept)

@@ -10,6 +10,7 @@ import json
 import os
 from dataclasses import replace
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,9 @@ from policies.retries import used_restarts
 
 TRACE_SECONDS = 5.0
 SIGNALS_PER_NOTICE_MAX = 50
+NUMBERS_PER_LIFE = 1_000_000
+"""More notices than a run ever tells. Behind each loss of its journal counting goes on at the next multiple, so that no number means two
+notices, and the reader sees that some are gone, instead of taking another one for the next."""
 _HISTORY = "history"
 
 
@@ -57,8 +61,8 @@ class Spool:
         if stored is not None:
             self._written = decode(History, stored, _HISTORY)
             return self._written
-        self.journal.start_after(self._read_acknowledged())
         attempt, seen = rundir.newest_attempt(self.paths), rundir.read_observation(self.paths)
+        self.journal.start_after(first_number(self.journal, self._read_acknowledged(), self._losses, is_first=attempt == 0))
         if attempt == 0:
             return History()
         state = RunState.STAGING if seen is None else seen.state
@@ -95,12 +99,18 @@ class Spool:
             return Journal.open(self.paths.journal, patient=True)
         except JournalDamaged as damage:
             # A trainer has to be watched: the damaged bytes are kept aside for a person, what reads of them goes on.
-            number = 1
-            while (aside := Path(f"{self.paths.journal}.damaged-{number}")).exists():
-                number += 1
-            kept = salvage(self.paths.journal, aside)
+            aside = self._aside(self._losses + 1)
+            kept = salvage(self.paths.journal, aside, start_after=number_after_loss(self._read_acknowledged(), self._losses + 1))
             self.salvaged = f"the journal was damaged ({damage.what}); {kept} notices were kept, the damaged file is {aside.name}"
             return Journal.open(self.paths.journal, patient=True)
+
+    @property
+    def _losses(self) -> int:
+        """How often this journal was damaged so far."""
+        return next(number for number in count() if not self._aside(number + 1).exists())
+
+    def _aside(self, number: int) -> Path:
+        return Path(f"{self.paths.journal}.damaged-{number}")
 
     def _read_acknowledged(self) -> int:
         try:
@@ -108,6 +118,18 @@ class Spool:
         except (OSError, WireError, KeyError, TypeError):
             return 0
         return value if isinstance(value, int) and value > 0 else 0
+
+
+def number_after_loss(acknowledged: int, losses: int) -> int:
+    """Behind which number notices go on once a journal was lost for the `losses`-th time, at least."""
+    return max(losses, acknowledged // NUMBERS_PER_LIFE + 1) * NUMBERS_PER_LIFE
+
+
+def first_number(journal: Journal, acknowledged: int, losses: int, *, is_first: bool) -> int:
+    """Behind which number a supervisor goes on that finds no memory in its journal."""
+    is_young = is_first and acknowledged == 0 and not losses
+    is_counted_on = journal.last >= max(1, losses) * NUMBERS_PER_LIFE
+    return acknowledged if is_young or is_counted_on or not journal.is_known else number_after_loss(acknowledged, losses)
 
 
 def _essence(history: History) -> History:

@@ -24,7 +24,7 @@ from fleetd.journal import Journal
 from fleetd.model import Notice, Observation, RunReport, RunSpec
 from fleetd.paths import HostPaths, RunPaths
 from fleetd.wire import WireError, decode, dumps
-from policies.errors import ExplainedError
+from policies.errors import ExplainedError, JournalDamaged
 from policies.facts import RunState, Want
 from policies.lifecycle import SETTLED
 
@@ -52,6 +52,8 @@ class RunWatch:
     retold: tuple[Notice, ...] = ()
     trouble: str = ""
     """Why the spool could not be read at the last look."""
+    is_damaged: bool = False
+    """Whether its bytes are wrong: the next supervisor keeps what still reads, and tells what files say of the rest."""
     retry_seconds: float = 0.0
     acknowledged: int = 0
     free_since_seconds: float | None = None
@@ -108,7 +110,7 @@ class RunWatch:
         mark = (_mark(self.paths.journal), _commits(self.paths.journal))
         if mark == self.mark and after == self.read_after and (not self.trouble or time.monotonic() < self.retry_seconds):
             return
-        trouble = ""
+        trouble, is_damaged = "", False
         try:
             journal = Journal.open(self.paths.journal, read_only=True)
             try:
@@ -118,10 +120,10 @@ class RunWatch:
                 journal.close()
         except (ExplainedError, WireError, sqlite3.Error) as fault:
             self.notices, self.retry_seconds = (), time.monotonic() + SPOOL_RETRY_SECONDS
-            trouble = str(fault).replace("\n", " ")
+            trouble, is_damaged = str(fault).replace("\n", " "), isinstance(fault, JournalDamaged)
             if trouble != self.trouble and self.paths.journal.exists():
                 logs.failed("spool_unreadable", run=self.paths.root.name, because=trouble)
-        self.mark, self.read_after, self.trouble = mark, after, trouble
+        self.mark, self.read_after, self.trouble, self.is_damaged = mark, after, trouble, is_damaged
 
     def _find_lost(self, after: int, last: int) -> None:
         """A coordinator whose history was lost in part asks for notices that it once acknowledged: they are gone, their files may not be."""
@@ -217,7 +219,7 @@ class Reports:
     def _sweep_one(self, watch: RunWatch) -> None:
         now_seconds = time.monotonic()
         watch.look()
-        if watch.supervisor == "alive" or watch.is_settled:
+        if watch.supervisor == "alive" or (watch.is_settled and not watch.is_damaged):
             watch.free_since_seconds = None
             _keep_tidy(watch)
             return

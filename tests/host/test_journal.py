@@ -240,3 +240,33 @@ def test_an_entry_that_its_owner_has_numbered_is_never_left_out(tmp_path: Path) 
     journal.append([{"kind": "a", "sequence": number} for number in range(1, QUEUE_ENTRIES_MAX + 4)])
     journal.append([{"kind": "b", "sequence": QUEUE_ENTRIES_MAX + 4}])
     assert journal.is_crowded and journal.last == QUEUE_ENTRIES_MAX + 4 and "lost" not in journal.health
+
+
+def test_behind_damage_counting_goes_on_where_no_lost_entry_was_numbered(tmp_path: Path) -> None:
+    path, told = tmp_path / "journal.db", set[int]()
+    journal = Journal.open(path)
+    journal.append([{"kind": "entry", "text": "x" * 500} for _ in range(200)])
+    journal.close()
+    for losses in (1, 2):
+        told |= {entry["sequence"] for entry in Journal.open(path, read_only=True).entries()}
+        data = bytearray(path.read_bytes())
+        data[40_000:44_000] = b"\x13" * 4000
+        path.write_bytes(data)
+        kept = salvage(path, tmp_path / f"aside-{losses}", start_after=losses * 1000)
+        journal = Journal.open(path)
+        assert 0 < kept < 200 and journal.last not in told, "what is told next is told under a number of its own"
+        journal.append([{"kind": "entry", "text": "x" * 500} for _ in range(200)])
+        assert not told & {entry["sequence"] for entry in journal.entries(after=kept)}
+        journal.close()
+
+
+def test_a_salvage_that_is_told_no_number_goes_on_right_behind_what_it_kept(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    journal = Journal.open(path)
+    journal.append([{"kind": "entry"} for _ in range(3)], state={"wish": "run"})
+    journal.close()
+    assert salvage(path, tmp_path / "aside") == 3
+    again = Journal.open(path)
+    again.append([{"kind": "entry"}])
+    assert [entry["sequence"] for entry in again.entries()] == [1, 2, 3, 4] and again.state_get("wish") == "run"
+    again.close()

@@ -13,6 +13,7 @@ import pytest
 from host_runs import HostRun, fill, is_alive, needs_root, now, small_disk, spec_for, wait_for
 
 from fleetd.host import rundir
+from fleetd.host.notices import NUMBERS_PER_LIFE
 from fleetd.host.processes import can_read_exit_by_pidfd
 from fleetd.journal import Journal
 from fleetd.model import Caps, RestartTerms, StallTerms
@@ -191,7 +192,7 @@ def test_a_damaged_spool_is_kept_aside_and_the_trainer_is_still_watched(start: C
     seen = run.settle()
 
     journal = Journal.open(run.paths.journal, read_only=True)
-    assert journal.entries()[0]["sequence"] == 41, "numbers go on behind what was acknowledged"
+    assert journal.entries()[0]["sequence"] == NUMBERS_PER_LIFE + 1, "numbers go on behind what was acknowledged and lost"
     assert "adopted" in [entry["kind"] for entry in journal.entries()]
     journal.close()
     assert seen.attempt == 1 and is_alive(pid) is False and Path(f"{run.paths.journal}.damaged-1").read_bytes() == b"garbage" * 1000

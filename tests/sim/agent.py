@@ -170,7 +170,7 @@ class VirtualAgent:
 
     def _has_news(self, after: dict[str, int]) -> bool:
         return any(
-            (watch.run.run_id in after and watch.run.spool.last > after[watch.run.run_id])
+            (watch.run.run_id in after and watch.run.notices(after[watch.run.run_id], 1))
             or (watch.told and watch.told != (watch.state, watch.supervisor))
             for watch in self._reported(after)
         )
@@ -188,6 +188,7 @@ class VirtualAgent:
             run = watch.run
             if run.run_id in after and after[run.run_id] > run.acknowledged and not self.machine.is_disk_full:
                 run.acknowledged = after[run.run_id]
+                run.acknowledged_ever = max(run.acknowledged_ever, run.acknowledged)
             watch.told = (watch.state, watch.supervisor)
             asked = after.get(run.run_id, 0)
             notices = run.notices(asked, NOTICES_PER_RUN_MAX)
@@ -207,7 +208,7 @@ class VirtualAgent:
         self._swept_seconds = self.world.seconds
         for run in self.machine.runs.values():
             watch = self._watch(run)
-            if watch.supervisor == "alive" or watch.is_settled:
+            if watch.supervisor == "alive" or (watch.is_settled and not run.spool.is_damaged):
                 watch.free_since_seconds = None
                 continue
             if watch.free_since_seconds is None:

@@ -11,10 +11,12 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from fleetd.host.follow import pilot_body
+from fleetd.host.notices import number_after_loss
 from fleetd.host.rundir import AttemptRecord, Heartbeat, ProgramRecord, effective_cutoff, is_left_behind
 from fleetd.journal import Journal
 from fleetd.model import CutoffOrder, ExitRecord, Notice, Observation, RunSpec, WantOrder
@@ -52,9 +54,11 @@ class Spool:
     entries: dict[int, dict[str, Any]] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
     last: int = 0
+    is_damaged: bool = False
+    """Nobody can read it until somebody has salvaged it; what is kept here is what that will find."""
 
     def entries_after(self, after: int, limit: int) -> list[dict[str, Any]]:
-        return [self.entries[number] for number in range(after + 1, min(self.last, after + limit) + 1) if number in self.entries]
+        return list(islice((entry for number, entry in self.entries.items() if number > after), limit))
 
 
 class VirtualJournal(Journal):
@@ -131,9 +135,13 @@ class VirtualRun:
         self.trainer: Any = None
         self.is_damaged = False
         """Whether its journal was ever damaged: then history may have lost what it had not been told."""
+        self.losses = 0
+        """Damaged journals that were put aside."""
         self._read: dict[int, tuple[dict[str, Any], Notice]] = {}
         self.told: dict[int, dict[str, Any]] = {}
         """Every notice that was ever durable, by number: the truth that the coordinator's history is compared with."""
+        self.acknowledged_ever = 0
+        """As far as any life of the coordinator has ever said that it has these notices."""
 
     @property
     def observation(self) -> Observation | None:
@@ -158,21 +166,36 @@ class VirtualRun:
         del self.log[kept:]
 
     def damage_spool(self) -> None:
-        """Mirrors journal.salvage: what reads from the first entry on is kept, the memory beside it may be lost."""
+        """What reads from the first entry on can be kept, the memory beside it may be lost, and the highest number that was given."""
         world, spool = self.machine.world, self.spool
         kept = sorted(spool.entries)[:world.random.randint(0, len(spool.entries))]
         last = spool.last if world.chance(0.5) else 0
         spool.entries = {number: spool.entries[number] for number in kept}
-        spool.last = kept[-1] if kept else last
+        spool.last = max(kept[-1] if kept else 0, last)
         if world.chance(0.5):
             spool.state = {}
-        self.is_damaged = True
+        self.is_damaged = spool.is_damaged = True
+
+    def salvage_spool(self) -> bool:
+        """Mirrors journal.salvage as a supervisor does it. Whether there was anything to salvage; on a full disk what was kept is gone."""
+        spool = self.spool
+        if not spool.is_damaged:
+            return False
+        spool.is_damaged = False
+        self.losses += 1
+        if self.machine.is_disk_full:
+            spool.entries, spool.state, spool.last = {}, {}, 0
+        else:
+            spool.last = max(spool.last, number_after_loss(self.acknowledged, self.losses))
+        return True
 
     def journal(self) -> VirtualJournal:
         return VirtualJournal(self.machine, self.spool, self._written)
 
     def _written(self, fresh: list[dict[str, Any]]) -> None:
         for entry in fresh:
+            if entry["sequence"] in self.told:
+                self.machine.laws.broken("12", f"notice {entry['sequence']} of {self.run_id} is given out for a second time")
             self.told[entry["sequence"]] = entry
         self.changed()
 
@@ -187,6 +210,8 @@ class VirtualRun:
             listener()
 
     def notices(self, after: int, limit: int) -> tuple[Notice, ...]:
+        if self.spool.is_damaged:
+            return ()
         return tuple(self._decoded(entry) for entry in self.spool.entries_after(after, limit))
 
     def _decoded(self, entry: dict[str, Any]) -> Notice:
@@ -200,6 +225,8 @@ class VirtualRun:
 
     def lost_to(self, after: int) -> int:
         """The last of the notices asked for that the spool does not hold any more; 0 when it holds them all."""
+        if self.spool.is_damaged:
+            return 0
         held = [number for number in self.spool.entries if number > after]
         lost_to = min(held) - 1 if held else self.spool.last
         return lost_to if lost_to > after else 0

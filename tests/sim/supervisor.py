@@ -16,7 +16,7 @@ from fleetd.host.causes import stop_moment
 from fleetd.host.exits import _LAST_WORDS, exit_record
 from fleetd.host.follow import pilot_body
 from fleetd.host.history import Ask, AskAgain, History, KillTree, RecordExit, SeenCheckpoint, StartAttempt, attempt_started
-from fleetd.host.notices import Spool, _essence, observation_of, signal_notices
+from fleetd.host.notices import Spool, _essence, first_number, observation_of, signal_notices
 from fleetd.host.progress import after_record
 from fleetd.host.rundir import Heartbeat, ProgramRecord
 from fleetd.host.sampler import PEEK_SECONDS
@@ -46,7 +46,7 @@ class VirtualSpool(Spool):
 
     def __init__(self, run: VirtualRun) -> None:
         self.run = run
-        self.salvaged = ""
+        self.salvaged = "the journal was damaged" if run.salvage_spool() else ""
         self.journal = run.journal()  # type: ignore[assignment]
         self.waiting: list[dict[str, Any]] = []
         self._written: History | None = None
@@ -56,8 +56,8 @@ class VirtualSpool(Spool):
         if stored is not None:
             self._written = stored if isinstance(stored, History) else decode(History, stored, HISTORY)
             return self._written
-        self.journal.start_after(self.run.acknowledged)
         attempt, seen = self.run.newest_attempt, self.run.observation
+        self.journal.start_after(first_number(self.journal, self.run.acknowledged, self.run.losses, is_first=attempt == 0))
         if attempt == 0:
             return History()
         state = RunState.STAGING if seen is None else seen.state
@@ -189,6 +189,8 @@ class VirtualSupervisor(Supervisor):
             self.history = attempt_started(self.history, self.run_dir.newest_attempt)
         if not self.history.is_attempt_over:
             self.observer.begin(self.history.attempt, moment.boottime_seconds, None)
+        if self.spool.salvaged:
+            self.spool.tell(moment, "alarm", text=self.spool.salvaged)
 
     def _counted(self, moment: Moment) -> ClockPair:
         return pair_of(moment)  # a virtual host keeps no clock
