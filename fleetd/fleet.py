@@ -89,7 +89,7 @@ def _run_added(fleet: Fleet, event: Event) -> Fleet:
     assert event.run_id is not None and event.run_id not in fleet.runs
     run = Run(
         run_id=event.run_id, campaign_id=event.campaign_id or "", candidate=event.body["candidate"], kind=RunKind(event.body["kind"]),
-        host=None, state=RunState.QUEUED, since=event.at,
+        host=None, state=RunState.QUEUED, since=event.at, added_at=event.at,
         continues=decode(Continuation, event.body["continues"]) if event.body.get("continues") else None,
     )
     campaign = _campaign(fleet, event)

@@ -78,6 +78,8 @@ class Run:
     reason: Reason | None = None
     detail: str = ""
     since: datetime
+    added_at: datetime
+    """When it became part of history: no life of the coordinator before that one can have placed it."""
     spec: RunSpec | None = None
     want: WantOrder | None = None
     waiting_at: datetime | None = None

@@ -124,9 +124,9 @@ def _settle(pen: Pen, campaign_id: str) -> None:
     unsettled = [run for run in runs if run.state not in SETTLED]
     if unsettled and pen.now < campaign.cutoff_at + timedelta(seconds=tolerance_seconds(campaign)):
         if campaign.stage is CampaignStage.STOPPED and not is_past:
-            # A stopped campaign has nothing under way: what goes on was resumed, and this part of it is missing in a salvaged history.
+            # A stopped campaign has nothing under way: what is was placed or resumed in a part of history that is lost.
             to = training_stage(pen.fleet, campaign)
-            pen.move_campaign(campaign_id, to, f"{', '.join(run.candidate for run in unsettled)}: resumed")
+            pen.move_campaign(campaign_id, to, f"{', '.join(run.candidate for run in unsettled)}: under way")
         return
     if any(run.state is RunState.STOPPED for run in runs):
         if campaign.stage is not CampaignStage.STOPPED:

@@ -15,8 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from fleetd.coordinator.decide_found import may_be_on
 from fleetd.coordinator.pen import Pen
-from fleetd.coordinator.sight import Poll
+from fleetd.coordinator.sight import Poll, Sight
 from fleetd.coordinator.specs import candidate_of, wish
 from fleetd.coordinator.targets import AFTER_FREEZE, TRAINS
 from fleetd.fleet import Fleet, Run
@@ -43,9 +44,10 @@ class Fate:
     because: str
 
 
-def fates(fleet: Fleet, host: str, now: datetime) -> tuple[Fate, ...]:
+def fates(fleet: Fleet, sight: Sight, host: str, now: datetime) -> tuple[Fate, ...]:
     """What fencing `host` now would do to each run that it may hold. The same facts that `fence` goes by, so a person can be told before."""
-    return tuple(_fate(fleet, run, now) for run in fleet.runs.values() if run.host == host and run.state not in FINAL and not run.left_behind)
+    placed = [run for run in fleet.runs.values() if run.host == host and run.state not in FINAL and not run.left_behind]
+    return tuple(_fate(fleet, run, host, now) for run in (*placed, *may_be_on(fleet, sight, host)))
 
 
 def carry_out(pen: Pen, found: tuple[Fate, ...], actor: str) -> dict[str, str]:
@@ -84,21 +86,21 @@ def newest_copy(run: Run, *, below_step: int | None = None) -> Continuation:
     return Continuation(run_id=run.run_id)
 
 
-def _fate(fleet: Fleet, run: Run, now: datetime) -> Fate:
+def _fate(fleet: Fleet, run: Run, host: str, now: datetime) -> Fate:
     campaign = fleet.campaigns[run.campaign_id]
     if run.state in _FOR_A_PERSON or wish(run, campaign).want is Want.STOP:
         word = f"was {run.state}" if run.state in _FOR_A_PERSON else "was to stop"
-        because = f"{run.host} was fenced, and it {word}; a resume goes on in a new run"
+        because = f"{host} was fenced, and it {word}; a resume goes on in a new run"
         return Fate(run_id=run.run_id, to=RunState.STOPPED, reason=run.reason or Reason.USER, goes_on=False, because=because)
     is_training = run.kind is RunKind.TRAIN
     limit = campaign.cutoff_at if is_training else campaign.final_at
     if now >= limit or campaign.stage not in (_TRAINING_GOES_ON if is_training else AFTER_FREEZE):
-        because = f"{run.host} was fenced, and no time is left for its work"
+        because = f"{host} was fenced, and no time is left for its work"
         return Fate(run_id=run.run_id, to=RunState.FINISHED, reason=Reason.DEADLINE, goes_on=False, because=because)
     begins = newest_copy(run) if is_training else Continuation(run_id=run.run_id)
-    hosts = tuple(host for host in places(fleet, run) if host != run.host)
+    hosts = tuple(each for each in places(fleet, run) if each != host)
     where = f"step {begins.step}" if begins.step is not None else "its beginning"
-    because = f"{run.host} was fenced; its work goes on in a new run from {where}"
+    because = f"{host} was fenced; its work goes on in a new run from {where}"
     return Fate(
         run_id=run.run_id, to=RunState.FAILED, reason=Reason.SUPERSEDED, goes_on=True, begins=begins, hosts=hosts, because=because,
     )

@@ -11,15 +11,15 @@ from typing import Any
 
 from fleetd.campaign import HostPlan
 from fleetd.coordinator.decide_fence import judge_returned
+from fleetd.coordinator.decide_found import is_unplaced, take_over_placing
 from fleetd.coordinator.decide_orders import catch_up_with_wish
 from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import Poll, Sight
 from fleetd.coordinator.specs import wish
-from fleetd.coordinator.targets import AFTER_FREEZE, OVER, TRAINS, is_time, training_stage
+from fleetd.coordinator.targets import AFTER_FREEZE, OVER, TRAINS, training_stage
 from fleetd.fleet import Fleet, Run
 from fleetd.model import Notice, Observation, RunReport
-from fleetd.wire import encode
-from policies.facts import CampaignStage, Reason, RunKind, RunState, Want, format_moment
+from policies.facts import CampaignStage, Reason, RunKind, RunState, Want
 from policies.lifecycle import ACTIVE, FINAL, RUN_TRANSITIONS, SETTLED
 
 HOST_SILENT_SECONDS = 30.0
@@ -79,7 +79,7 @@ def acknowledgements(fleet: Fleet) -> dict[str, dict[str, int]]:
         for run in (fleet.runs[run_id] for run_id in campaign.runs):
             if run.host is not None and (going or run.state not in SETTLED):
                 after.setdefault(run.host, {})[run.run_id] = run.notices_seen
-            for host in campaign.plan.hosts if run.host is None and run.state is RunState.QUEUED and going else ():
+            for host in campaign.plan.hosts if is_unplaced(run) and going else ():
                 after.setdefault(host.name, {})[run.run_id] = 0  # a part of history that is lost may have placed it there
     return after
 
@@ -89,7 +89,7 @@ def read_polls(pen: Pen) -> None:
         _see_host(pen, poll)
         for report in poll.reports:
             run = pen.fleet.runs.get(report.run_id)
-            if run is not None and run.host is None and _was_placed(pen, run, poll.host, report):
+            if run is not None and take_over_placing(pen, run, poll.host, report):
                 run = pen.run(run.run_id)
             if run is None or run.host != poll.host:
                 continue  # an older coordinator's run, or one that another host was given: not ours to judge
@@ -100,18 +100,6 @@ def read_polls(pen: Pen) -> None:
             if complete:
                 _reconcile(pen, run.run_id, report, is_torn=is_torn)
         judge_returned(pen, poll)
-
-
-def _was_placed(pen: Pen, run: Run, host: str, report: RunReport) -> bool:
-    """Take over the placing of a queued run that its host has already: that part of history was lost. It is never placed a second time."""
-    spec, may_start = report.spec, is_time(pen.campaign(run.campaign_id), run)
-    if spec is None or run.state is not RunState.QUEUED or not may_start or spec.campaign_id != run.campaign_id:
-        return False
-    because = f"{host} has it already, placed at {format_moment(spec.created_at)}: history had lost it"
-    pen.write("run_placed", {"spec": encode(spec)}, run=run.run_id, host=host, actor=f"host:{host}", because=because)
-    pen.move_run(run.run_id, RunState.STAGING, because, actor=f"host:{host}")
-    pen.move_run(run.run_id, RunState.STARTING, because, actor=f"host:{host}")
-    return True
 
 
 def _see_host(pen: Pen, poll: Poll) -> None:
@@ -153,7 +141,7 @@ def _skip_lost(pen: Pen, run_id: str, report: RunReport, after: int | None) -> b
         return False
     retold = [{"kind": told.kind, "body": told.body} for told in report.retold if told.kind in _RETOLD and _is_well_formed(told)]
     because = (
-        f"{run.host} does not have notices {after + 1} to {last} any more: its journal was damaged, or this history is an older copy; "
+        f"{run.host} does not have what came after notice {after} any more: its journal was damaged, or this history is an older copy; "
         f"its files tell of {len(retold)} things again"
     )
     body = {"from": after + 1, "to": last, "retold": retold}

@@ -66,7 +66,7 @@ def fence(pen: Pen, request: Request) -> None:
             f"{host} is not fenced: it is not known to be silent", where=f"host {host}", what=f"it last answered {age}",
             fix=f"fleetd drain {host}   (no new runs there), or fleetd stop TARGET; fence it once status says that it does not answer",
         )
-    found = decide_fence.fates(pen.fleet, host, pen.now)
+    found = decide_fence.fates(pen.fleet, pen.sight, host, pen.now)
     told = [_told(pen, fate) for fate in found]
     if request.body.get("dry_run"):
         pen.answer(request, {"host": host, "silent_since": format_moment(known.since), "runs": told, "dry_run": True})

@@ -42,8 +42,6 @@ def _stop(pen: Pen, request: Request) -> None:
         stopped.append(run_id)
         if run.state is RunState.QUEUED:
             pen.move_run(run_id, RunState.STOPPED, "stopped before it was started", reason=Reason.USER, actor=actor)
-            if run.spec is None:
-                continue
         _want(pen, run, Want.STOP, mode, actor)
     if not stopped and request.body.get("target") != "all":
         raise RequestRefused(
@@ -90,7 +88,7 @@ def _resume(pen: Pen, request: Request) -> None:
     for run in resting:
         if run.left_behind:
             continue
-        if run.spec is not None:
+        if run.spec is not None or run.want is not None:
             _want(pen, run, Want.RUN, StopMode.GRACEFUL, actor)
         to = RunState.STARTING if run.state is RunState.HELD else RunState.QUEUED
         pen.move_run(run.run_id, to, "resumed", actor=actor)
@@ -103,7 +101,8 @@ def _resume(pen: Pen, request: Request) -> None:
 def _go_on_elsewhere(pen: Pen, run: Run, actor: str) -> str:
     """A run whose host was fenced while it was at rest: that one stays there for good, its work goes on in a new run."""
     pen.move_run(run.run_id, RunState.QUEUED, "resumed", actor=actor)
-    pen.move_run(run.run_id, RunState.FAILED, f"{run.host} was fenced; its work goes on in a new run", reason=Reason.SUPERSEDED, actor=actor)
+    because = f"{run.host or 'a host that may have it'} was fenced; its work goes on in a new run"
+    pen.move_run(run.run_id, RunState.FAILED, because, reason=Reason.SUPERSEDED, actor=actor)
     begins = newest_copy(run) if run.kind is RunKind.TRAIN else Continuation(run_id=run.run_id)
     return add_successor(pen, run, begins, actor)
 

@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from fleetd.campaign import HostPlan
+from fleetd.coordinator.decide_found import holders, options, unheard
 from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import Job, Order, Sight
-from fleetd.coordinator.specs import asked_bytes, asking, build_spec, build_task, candidate_of, host_plan, split_of, wish
+from fleetd.coordinator.specs import asked_bytes, asking, build_spec, build_task, can_be_built, host_plan, split_of, wish
 from fleetd.coordinator.strangers import memory_bytes, strangers, strangers_on
 from fleetd.coordinator.targets import is_time
 from fleetd.fleet import Campaign, Fleet, Run
@@ -55,42 +56,37 @@ def committed(fleet: Fleet, sight: Sight, host: str) -> tuple[tuple[str, int], .
 def _place(pen: Pen, run: Run) -> None:
     campaign = pen.campaign(run.campaign_id)
     waits: list[str] = []
-    options: list[tuple[int, str, str]] = []
-    unheard = _unheard(pen, campaign, run)
-    if unheard:
-        words = "it has not told yet whether it has this run, by a part of history that is lost (fleetd fence, if it is off)"
-        _wait(pen, run, f"waits for host {', '.join(unheard)}: {words}")
+    found: list[tuple[int, str, str]] = []
+    may_have_it = _may_have_it(pen, run)
+    if may_have_it is not None:
+        _wait(pen, run, may_have_it)
         return
-    for host in _options(campaign, run):
+    for host in options(campaign, run):
         held_up = _held_up(pen, campaign, run, host)
         if held_up is not None:
             waits.append(held_up)
             continue
         verdict = _admission(pen, campaign, run, host)
         if verdict.admitted:
-            options.append((-_free_bytes(pen, host), host.name, verdict.text))
+            found.append((-_free_bytes(pen, host), host.name, verdict.text))
         else:
             waits.append(f"memory on {host.name}: {verdict.text}")
-    if not options:
+    if not found:
         _wait(pen, run, f"waits for {'; '.join(waits)}")
         return
-    _, name, text = min(options, key=lambda option: option[0])
+    _, name, text = min(found, key=lambda option: option[0])
     _start(pen, run, host_plan(campaign, name), text)
 
 
-def _unheard(pen: Pen, campaign: Campaign, run: Run) -> list[str]:
-    """Hosts that may have a queued run already and have said nothing since this coordinator began. A history that a salvage cut short does
-    not know that it placed the run, and a second host must not be given it. What was queued in this life can't have been placed in another."""
-    if run.host is not None:
-        return []
-    found = []
-    for host in _options(campaign, run):
-        known, sight = pen.fleet.hosts.get(host.name), pen.sight.hosts.get(host.name)
-        is_fenced = known is not None and known.fenced is not None
-        is_older = sight is None or sight.asked_since > run.since
-        if not is_fenced and is_older and (sight is None or sight.reports is None):
-            found.append(host.name)
-    return found
+def _may_have_it(pen: Pen, run: Run) -> str | None:
+    """Why no host is given an unplaced run yet: one has it, or may have it, by a part of history that is lost."""
+    having, silent = holders(pen.sight, run), unheard(pen.fleet, pen.sight, run)
+    if having:
+        return f"waits for host {', '.join(having)}: it has this run already, which history had lost, and its order there can't be read"
+    if silent:
+        words = "it has not told yet whether it has this run, by a part of history that is lost (fleetd fence, if it is off)"
+        return f"waits for host {', '.join(silent)}: {words}"
+    return None
 
 
 def _wait(pen: Pen, run: Run, because: str) -> None:
@@ -98,16 +94,6 @@ def _wait(pen: Pen, run: Run, because: str) -> None:
     is_due = run.waiting_at is None or (pen.now - run.waiting_at).total_seconds() >= WAIT_WORDS_SECONDS
     if run.detail != because and (is_due or _FIGURES.sub("#", run.detail) != _FIGURES.sub("#", because)):
         pen.write("run_waits", run=run.run_id, because=because)
-
-
-def _options(campaign: Campaign, run: Run) -> list[HostPlan]:
-    """Where a run may go: where it has been already, else where the plan says. An evaluation follows the selected run's data."""
-    if run.host is not None:
-        return [host_plan(campaign, run.host)]
-    if run.kind is RunKind.EVALUATE or run.continues is not None:
-        return list(campaign.plan.hosts)  # work that a fence cut off goes on wherever the plan has a host: the one that it named is gone
-    wanted = candidate_of(campaign, run).host
-    return [host for host in campaign.plan.hosts if wanted in ("any", host.name)]
 
 
 def _held_up(pen: Pen, campaign: Campaign, run: Run, host: HostPlan) -> str | None:
@@ -125,8 +111,6 @@ def _held_up(pen: Pen, campaign: Campaign, run: Run, host: HostPlan) -> str | No
         return f"host {host.name}: {lacking}"
     if sight.reports is None:
         return f"host {host.name}: it has not told yet which runs it has"
-    if any(report.run_id == run.run_id for report in sight.reports) and run.host is None:
-        return f"host {host.name}: it has this run already, which history had lost"
     stuck = [other.candidate for other in pen.fleet.runs.values() if other.host == host.name and other.state is RunState.STUCK and not other.cleared]
     if stuck:
         return f"host {host.name}: {stuck[0]} is stuck there (fleetd clear {host.name}, once you have looked)"
@@ -225,7 +209,8 @@ def _send_for(pen: Pen, run: Run) -> None:
     campaign = pen.campaign(run.campaign_id)
     wanted = wish(run, campaign)
     start = f"start:{run.run_id}"
-    if run.notices_seen == 0 and start not in pen.sight.acknowledged:
+    may_be_new_there = run.notices_seen == 0 and start not in pen.sight.acknowledged
+    if may_be_new_there and can_be_built(campaign, run):  # else its placing was taken over from its host, which has it
         task = build_task(campaign, run, host_plan(campaign, run.host))
         body: dict[str, Any] = {"spec": encode(run.spec), "task": task, "want": encode(wanted)}
         pen.send(Order(key=start, host=run.host, order="start", run_id=run.run_id, body=body))

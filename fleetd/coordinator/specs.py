@@ -112,6 +112,14 @@ def build_task(campaign: Campaign, run: Run, host: HostPlan) -> dict[str, Any] |
     return {"schema": 1, "task": "language_model", **candidate.task, "data": {**given, **data}}
 
 
+def can_be_built(campaign: Campaign, run: Run) -> bool:
+    """Whether history holds what `build_task` needs; a salvaged one may have lost it for a run whose host has it."""
+    is_look = run.kind is RunKind.EVALUATE
+    read = (Split.TRAIN, split_of(run) if is_look else Split.VALIDATION)
+    is_known = all(each.value in campaign.digests for each in read if role(campaign, each))
+    return is_known and (campaign.selection is not None or not is_look)
+
+
 def wish(run: Run, campaign: Campaign) -> WantOrder:
     """What is wished of a run: the newest order, or the first one, to run."""
     return run.want or WantOrder(sequence=1, want=Want.RUN, actor="coordinator", at=campaign.launched_at)

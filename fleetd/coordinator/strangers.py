@@ -60,8 +60,9 @@ def memory_bytes(stranger: Stranger, *, has_accelerator: bool) -> int:
 
 
 def _is_known(fleet: Fleet, host: str, run_id: str) -> bool:
-    run = fleet.runs.get(run_id)
-    return run is not None and run.host == host
+    run, place = fleet.runs.get(run_id), fleet.hosts.get(host)
+    is_ended = place is not None and run_id in place.superseded  # a fence has given up whatever is left of it there
+    return is_ended or (run is not None and run.host == host)
 
 
 def _is_over(report: RunReport) -> bool:

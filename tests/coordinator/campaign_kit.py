@@ -112,7 +112,7 @@ class SmallCampaign:
             saved.append(Saved(step=step, digest=digest, bytes=10))
             validated.append(Validated(step=step, sha256=sha256, value=value, rows=12, seconds=0.1))
         run = Run(
-            run_id=run_id, campaign_id=CAMPAIGN, candidate=candidate, kind=RunKind.TRAIN, host=HOST, state=RunState.FINISHED, since=NOW,
+            run_id=run_id, campaign_id=CAMPAIGN, candidate=candidate, kind=RunKind.TRAIN, host=HOST, state=RunState.FINISHED, since=NOW, added_at=NOW,
             spec=make_spec(run_id, candidate, contract=contract), saved=tuple(saved), validated=tuple(validated),
         )
         self.runs.append(run)

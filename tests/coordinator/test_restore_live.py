@@ -69,7 +69,7 @@ def test_after_an_older_copy_was_restored_a_run_is_caught_up_with_and_obeys_agai
     coordinator.until(lambda: is_running(coordinator) and coordinator.run()["attempt"] == 2)
     assert coordinator.run()["pid"]["value"] == trainer.pid
     lost = events(coordinator, "notices_lost")
-    assert [event["run_id"] for event in lost] == [run_id] and "does not have notices" in lost[0]["because"]
+    assert [event["run_id"] for event in lost] == [run_id] and "does not have what came after notice" in lost[0]["because"]
     assert [ended["attempt"] for ended in coordinator.run()["attempts_ended"]] == [1], "its end stands in the files of the run"
 
     coordinator.call("POST", "stop", json={"target": "own", "actor": "user:after"})

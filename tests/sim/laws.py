@@ -39,7 +39,11 @@ class Truth:
     """How far the clock that its deadlines are counted by is off, in this boot."""
     asked_attempt: int = 0
     asked_at: float = 0.0
+    asked_reason: Reason | None = None
+    """Why: it was checked when it was asked, and is true from then on, whatever a power cut or a damaged journal makes forgotten."""
     grace_seconds: float = 0.0
+    killed_attempt: int = 0
+    """Which attempt was killed for a true cause: it may be killed again, also by a supervisor that has forgotten why."""
     soft_seen: tuple[int, float] = (0, 0.0)
     """Attempt and time at which a supervisor first saw it above a soft line."""
     births: list[int] = field(default_factory=list)
@@ -127,8 +131,8 @@ class Laws:
             self.broken("2", f"attempt {record.attempt} of {run.run_id} is started twice")
         truth.births.append(record.attempt)
         if record.resume_step is not None:
-            found = run.checkpoints.get(record.resume_step) or run.seed()
-            if found is None or not found.is_whole or found.digest != record.resume_digest:
+            had = [each for each in (run.checkpoints.get(record.resume_step), run.seed()) if each is not None and each.step == record.resume_step]
+            if not any(each.is_whole and each.digest == record.resume_digest for each in had):
                 self.broken("4", f"{run.run_id} resumes from step {record.resume_step}, which does not verify")
         seed = run.seed()
         whole = max((step for step, found in run.checkpoints.items() if found.is_whole), default=None if seed is None else seed.step)
@@ -155,15 +159,17 @@ class Laws:
         if isinstance(action, Move):
             self.coverage.host[history.state, action.to] += 1
             # What was asked for in time had its cause then; a power cut since may have set the deadline later by the time it took.
-            was_asked = history.stop is not None and history.stop.reason is Reason.DEADLINE
+            truth = self.truths[run.run_id]
+            was_asked = truth.asked_attempt == history.attempt and truth.asked_reason is Reason.DEADLINE
             if action.to is RunState.FINISHED and action.reason is Reason.DEADLINE and not was_asked:
                 self._has_cause(run, action.reason, f"over: {action.detail}")
         elif isinstance(action, StartAttempt):
             self._may_start(run)
         elif isinstance(action, Ask):
             truth = self.truths[run.run_id]
-            truth.asked_attempt, truth.asked_at, truth.grace_seconds = history.attempt, self.world.seconds, action.grace_seconds
             self._has_cause(run, action.reason, f"asked: {action.because}")
+            truth.asked_attempt, truth.asked_at, truth.grace_seconds = history.attempt, self.world.seconds, action.grace_seconds
+            truth.asked_reason = action.reason
         elif isinstance(action, KillTree):
             self._may_kill(run, action, history)
 
@@ -181,12 +187,13 @@ class Laws:
             self.broken("10", f"a start of {run.run_id} is decided {self.world.seconds - cutoff_seconds:.0f} s after its cutoff")
 
     def _may_kill(self, run: VirtualRun, action: KillTree, history: History) -> None:
-        truth, stop = self.truths[run.run_id], history.stop
-        if run.is_damaged or (stop is not None and stop.forced):
-            return  # what a damaged journal forgot can't be remembered
+        truth = self.truths[run.run_id]
+        if truth.killed_attempt == history.attempt:
+            return
         leader = run.attempts[history.attempt].leader
         if leader is None or not leader.is_alive:
             return  # what is left of a tree
+        truth.killed_attempt = history.attempt
         if self._is_urgent(run):
             self._asked_in_time(run, action, history)
             return
@@ -194,7 +201,7 @@ class Laws:
         if not asked:
             self.broken("3", f"{run.run_id} is killed for {action.reason} without being asked: {action.because}")
         waited_seconds = self.world.seconds - truth.asked_at
-        if waited_seconds < truth.grace_seconds:
+        if waited_seconds < truth.grace_seconds and not run.is_damaged:  # how much of its grace was left may have been forgotten
             self.broken("3", f"{run.run_id} is killed {waited_seconds:.1f} s after it was asked, its grace is {truth.grace_seconds:.1f} s")
 
     def _asked_in_time(self, run: VirtualRun, action: KillTree, history: History) -> None:
@@ -227,7 +234,7 @@ class Laws:
     def _has_cause(self, run: VirtualRun, reason: Reason, how: str) -> None:
         """5, 10, 11: neither a silent link, nor a stepped clock, nor a full disk is a reason to stop a trainer."""
         truth, spec = self.truths[run.run_id], run.spec
-        if run.is_damaged:
+        if run.is_damaged and truth.asked_attempt == run.newest_attempt:
             return  # why it was stopped may have been forgotten, not that it was
         said = f"{run.run_id} is {how}, but"
         if reason in (Reason.USER, Reason.SUPERSEDED) and run.want.want is not Want.STOP:

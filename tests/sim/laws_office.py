@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from datetime import datetime
 from typing import Any
@@ -11,7 +12,7 @@ from fleetd.coordinator.sight import Decision, Order, Reply
 from fleetd.coordinator.targets import has_pilot, is_over
 from fleetd.fleet import Event, Fleet, Run
 from fleetd.wire import encode
-from policies.facts import CampaignStage, Reason, RunKind, RunState, Split
+from policies.facts import CampaignStage, Reason, RunKind, RunState, Split, Want
 from policies.freeze import order_faults
 from policies.lifecycle import SETTLED
 from tests.sim.laws import CLOCK_SECONDS, Laws
@@ -20,6 +21,8 @@ from tests.sim.world import true_seconds
 
 SETTLING_SECONDS = 400.0
 FOUND_SECONDS = 60.0
+BREAK_SECONDS = 20.0
+"""Between two answers to a poll. Longer, and the coordinator was not told what may have happened meanwhile."""
 AGE_SECONDS = 5.0
 """How much younger than the truth an age may claim to be: what a message needs on its way."""
 # The first look at a reserved split needs no reason; a second one is refused without it, which the ledger's own rule proves.
@@ -36,8 +39,8 @@ class FleetLaws(Laws):
         self.durable: Fleet | None = None
         self.unanswered: set[int] = set()
         self.pilots_passed_at: dict[str, float] = {}
-        self.heard_since: dict[str, float] = {}
-        """By host, since when the coordinator calls it reachable."""
+        self.in_touch: dict[str, tuple[float, float]] = {}
+        """By host, since when and until when this life of the coordinator has got its answers to polls, without a break."""
         self.lives: dict[str, tuple[float, float]] = {}
         """By campaign, when it was launched and when its stage last changed, in true seconds."""
         self.offset_seconds = 0.0
@@ -68,9 +71,6 @@ class FleetLaws(Laws):
         if placed is not None and placed.spec is not None:
             self.broken("5", f"{event.run_id} is placed twice")
         self.placed[event.run_id] = event.sequence
-
-    def _host_seen(self, after: Fleet, event: Event) -> None:
-        self.heard_since[event.host or ""] = self.world.seconds
 
     def _run_moved(self, after: Fleet, event: Event) -> None:
         source, to = RunState(event.body["from"]), RunState(event.body["to"])
@@ -115,7 +115,10 @@ class FleetLaws(Laws):
                 self.broken("2", f"the fence of {event.host} falls, and {living[0]!r}, whose work goes on elsewhere, lives")
 
     def sent(self, order: Order, fleet: Fleet) -> None:
-        run = fleet.runs[order.run_id]
+        run = fleet.runs.get(order.run_id)
+        if run is None or run.host is None:
+            self._stops_a_stranger(order)
+            return
         if run.left_behind:
             self.broken("5", f"an order for {order.run_id} goes to {order.host}, which was fenced")
         if order.host != run.host:
@@ -124,6 +127,13 @@ class FleetLaws(Laws):
             if self.office.spool.last < self.placed[order.run_id]:
                 self.broken("12", f"{order.run_id} is started before its placing is on disk")
             self._evaluates_the_frozen(run, order, fleet)
+
+    def _stops_a_stranger(self, order: Order) -> None:
+        """History does not know of this run, or not that it was ever placed. Its host may be told to stop it; nothing else, and nobody else."""
+        truth = self.truths.get(order.run_id)
+        is_there = truth is not None and truth.run.machine.name == order.host
+        if not is_there or order.order != "want" or order.body["want"]["want"] != Want.STOP:
+            self.broken("5", f"a {order.order} of {order.run_id} goes to {order.host}, and history has placed it nowhere")
 
     def _evaluates_the_frozen(self, run: Run, order: Order, fleet: Fleet) -> None:
         if run.kind is RunKind.EVALUATE:
@@ -149,6 +159,7 @@ class FleetLaws(Laws):
 
     def crashed(self, fleet: Fleet, journal: VirtualJournal) -> None:
         self.counts["crashes"] += 1
+        self.in_touch.clear()
         self.durable = fleet if journal.is_durable else None
 
     def restarted(self, fleet: Fleet) -> None:
@@ -172,21 +183,25 @@ class FleetLaws(Laws):
         fleet, journal = loop.fleet, loop.journal
         if journal.is_durable and replay_journal(journal) != fleet:
             self.broken("12", f"what the journal replays to is not the fleet that lives: {_difference(replay_journal(journal), fleet)}")
-        heard: dict[str, list[tuple[int, Any]]] = {}
+        heard: Counter[str] = Counter()
         for entry in journal.entries(limit=1_000_000):
-            if entry["kind"] in ("noticed", "run_moved") and "notice" in entry["body"]:
-                heard.setdefault(entry["run_id"], []).append((entry["body"]["notice"], entry))
-            if entry["kind"] == "notices_lost":
-                if not self.truths[entry["run_id"]].run.is_damaged and not self.office.losses:
-                    self.broken("12", f"notices of {entry['run_id']} are given up that were never lost: {entry['because']}")
-                heard.setdefault(entry["run_id"], []).extend((number, entry) for number in range(entry["body"]["from"], entry["body"]["to"] + 1))
-        for run_id, notices in heard.items():
-            told, is_damaged = self.truths[run_id].run.told, self.truths[run_id].run.is_damaged
-            for (number, entry), expected in zip(notices, range(1, len(notices) + 1), strict=True):
-                if number != expected:
-                    self.broken("12", f"notice {number} of {run_id} is journaled where {expected} is next")
-                if entry["kind"] == "noticed" and not is_damaged and encode(told[number]["body"]) != entry["body"]["body"]:
-                    self.broken("12", f"notice {number} of {run_id} is not what its host told")
+            body, run_id = entry["body"], entry["run_id"]
+            if "notice" in body or entry["kind"] == "notices_lost":
+                first, last = (body["notice"], body["notice"]) if "notice" in body else (body["from"], body["to"])
+                if first != heard[run_id] + 1:
+                    self.broken("12", f"notice {first} of {run_id} is journaled where {heard[run_id] + 1} is next")
+                heard[run_id] = last
+            if entry["kind"] == "noticed" and encode(self.truths[run_id].run.told[body["notice"]]["body"]) != body["body"]:
+                self.broken("12", f"notice {body['notice']} of {run_id} is not what its host told")
+
+    def _notices_lost(self, after: Fleet, event: Event) -> None:
+        """What is given up is gone where it was told, and for a reason: damage there, or a history that had it once and lost it here."""
+        run, first, last = self.truths[event.run_id or ""].run, event.body["from"], event.body["to"]
+        still = [number for number in run.spool.entries if first <= number <= last and not run.spool.is_damaged]
+        if still:
+            self.broken("12", f"notices {still} of {run.run_id} are given up, and its host has them: {event.because}")
+        if not run.is_damaged and (not self.office.losses or last > run.acknowledged_ever):
+            self.broken("12", f"notices of {run.run_id} are given up that nobody lost: {event.because}")
 
     # 9: the status document.
 
@@ -195,11 +210,11 @@ class FleetLaws(Laws):
             return
         self.counts["documents"] += 1
         observations = self.office.loop.published.sight.observations
-        for name, campaign in self.office.loop.published.fleet.campaigns.items():
-            if campaign.stage is CampaignStage.PILOT:
-                self._is_told_of_its_pilots(name, self.office.loop.published.fleet)
-        for lost in [run for run in self.office.loop.published.fleet.runs.values() if run.state is RunState.LOST]:
-            self._is_out_of_sight(lost, self.office.loop.published.fleet)
+        fleet: Fleet = self.office.loop.published.fleet
+        for name in fleet.campaigns:
+            self._is_told_of_its_pilots(name, fleet)
+        for lost in [run for run in fleet.runs.values() if run.state is RunState.LOST]:
+            self._is_out_of_sight(lost)
         for run in document["runs"]:
             look = observations.get(run["run_id"])
             told = {name: run[name] for name in SEEN_FIELDS} | {"host_bytes": run["memory"]["host_bytes"]}
@@ -213,30 +228,39 @@ class FleetLaws(Laws):
                 if value is not None and age_seconds is not None:
                     self._old_enough(f"{name} of {host['name']}", age_seconds, self.measured_at[host["name"]])
 
-    def _is_out_of_sight(self, run: Run, fleet: Fleet) -> None:
+    def heard(self, host: str) -> None:
+        """A host's answer to a poll has come to the coordinator."""
+        since, until = self.in_touch.get(host, (0.0, -BREAK_SECONDS))
+        now = self.world.seconds
+        self.in_touch[host] = (since if now - until < BREAK_SECONDS else now), now
+
+    def _in_touch_since(self, host: str | None) -> float:
+        """Since when the coordinator has heard of this host without a break; the future, if it does not now."""
+        since, until = self.in_touch.get(host or "", (math.inf, -math.inf))
+        return since if self.world.seconds - until < BREAK_SECONDS else math.inf
+
+    def _is_out_of_sight(self, run: Run) -> None:
         """A run is lost as long as its host is silent, and no longer than its supervisor needs to say a word once it is not."""
-        host = fleet.hosts[run.host or ""]
-        heard_seconds = self.world.seconds - self.heard_since[host.name]
-        if host.reachable and heard_seconds > FOUND_SECONDS and self.truths[run.run_id].run.is_locked():
-            self.broken("9", f"{run.run_id} is called lost, and {host.name} has answered for {heard_seconds:.0f} s")
+        heard_seconds, truth = self.world.seconds - self._in_touch_since(run.host), self.truths.get(run.run_id)
+        if heard_seconds > FOUND_SECONDS and truth is not None and truth.run.is_locked():
+            self.broken("9", f"{run.run_id} is called lost, and {run.host} has answered for {heard_seconds:.0f} s")
 
     def _is_told_of_its_pilots(self, campaign_id: str, fleet: Fleet) -> None:
-        """No campaign stays in its pilot once each of those that were started has passed, and their hosts have had the time to say so."""
+        """No campaign stays in its pilot once each of those that were started has passed, and their hosts have been heard for long enough."""
         campaign, now = fleet.campaigns[campaign_id], self.world.seconds
         runs = [run for run in (fleet.runs[run_id] for run_id in campaign.runs) if has_pilot(campaign, run) and run.state is not RunState.QUEUED]
         told = runs and all(run.run_id in self.truths and self._tells_of_its_pilot(self.truths[run.run_id].run) for run in runs)
-        if not told or not all(fleet.hosts[run.host or ""].reachable for run in runs):
+        if campaign.stage is not CampaignStage.PILOT or not told:
             self.pilots_passed_at.pop(campaign_id, None)
             return
-        since = self.pilots_passed_at.setdefault(campaign_id, now)
+        since = max(self.pilots_passed_at.setdefault(campaign_id, now), *(self._in_touch_since(run.host) for run in runs))
         if now - since > FOUND_SECONDS:
             self.broken("liveness", f"{campaign_id} is still in its pilot, which has passed {now - since:.0f} s ago")
 
     def _tells_of_its_pilot(self, run: VirtualRun) -> bool:
         is_told = any(entry["kind"] == "pilot" and entry["body"]["passed"] for entry in run.told.values())
-        # What a damaged journal had not been asked for is gone, a verdict too: it is told again at the next start.
         is_watched = run.is_locked() and bool(run.living_tree()) and not run.machine.is_disk_full
-        return run.has_passed_pilot and not run.is_damaged and (is_told or is_watched)
+        return run.has_passed_pilot and (is_told or is_watched)
 
     def _honest(self, what: str, measured: dict[str, Any], look: Any, name: str) -> None:
         value, age_seconds = measured["value"], measured["age_seconds"]

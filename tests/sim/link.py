@@ -209,6 +209,7 @@ class VirtualLink:
         ))
 
     def _take_poll(self, answer: dict[str, Any], after: dict[str, int]) -> None:
+        self.session.network.machine.laws.heard(self.plan.name)
         self._inbox.put_host(HostAnswer(
             host=self.plan.name, at=parse_moment(answer["at"]), memory_available_bytes=answer["available"], disk_free_bytes=answer["free"],
             reports=answer["runs"], after=after,
