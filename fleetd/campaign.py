@@ -11,6 +11,7 @@ from typing import Any
 
 from fleetd.model import RestartTerms, StallTerms, StopTerms
 from policies.facts import CapGrade, OnReboot, RunKind, SignalTarget, Split
+from policies.workloads import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,8 @@ class HostPlan:
     capacity_bytes: int | None = None
     """Memory that fleetd may hand out; None: what the host reports as total."""
     floor_bytes: int = 1024**3
+    displace: tuple[Workload, ...] = ()
+    """Work of others that makes room before the first run starts here, in this order."""
 
     @property
     def is_local(self) -> bool:
@@ -141,3 +144,5 @@ class Plan:
     selection: SelectionTerms = field(default_factory=SelectionTerms)
     after_freeze: AfterFreeze = field(default_factory=AfterFreeze)
     notify: tuple[Notify, ...] = ()
+    restore_displaced: bool = False
+    """Whether displaced work is brought back by itself once the campaign is over."""

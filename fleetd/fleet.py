@@ -10,12 +10,13 @@ from typing import Any
 
 from fleetd.campaign import Plan
 from fleetd.model import Continuation, RunSpec, WantOrder
-from fleetd.records import Campaign, Event, Fleet, Host, Mark, Replica, Run, Saved, Validated
+from fleetd.records import Campaign, Displaced, Event, Fleet, Host, Mark, Replica, Run, Saved, Validated
 from fleetd.wire import decode
 from policies.facts import CampaignStage, Reason, RunKind, RunState, parse_moment
 from policies.lifecycle import check_campaign_step, check_run_step
+from policies.workloads import DISPLACED_TRANSITIONS, DisplacedState, Workload, WorkloadSight
 
-__all__ = ["Campaign", "Event", "Fleet", "Host", "Mark", "Replica", "Run", "Saved", "Validated", "apply", "replay"]
+__all__ = ["Campaign", "Displaced", "Event", "Fleet", "Host", "Mark", "Replica", "Run", "Saved", "Validated", "apply", "replay"]
 
 
 def apply(fleet: Fleet, event: Event) -> Fleet:
@@ -69,6 +70,34 @@ def _campaign_moved(fleet: Fleet, event: Event) -> Fleet:
 
 def _preflight_warned(fleet: Fleet, event: Event) -> Fleet:
     return _with_campaign(fleet, replace(_campaign(fleet, event), warnings=tuple(event.body["warnings"])))
+
+
+def _displacement_planned(fleet: Fleet, event: Event) -> Fleet:
+    """What preflight showed of the work that is to make room; nothing of it is touched yet."""
+    campaign = _campaign(fleet, event)
+    found = tuple(
+        Displaced(
+            host=each["host"], workload=decode(Workload, each["workload"]), found=decode(WorkloadSight, each["found"]), state=DisplacedState.FOUND,
+            since=event.at,
+        ) for each in event.body["displaced"]
+    )
+    shown = tuple(event.body["hosts"])
+    return _with_campaign(fleet, replace(campaign, displaced=found, displaced_shown=shown, displaced_moves=campaign.displaced_moves + 1))
+
+
+def _displacement_moved(fleet: Fleet, event: Event) -> Fleet:
+    campaign, state = _campaign(fleet, event), DisplacedState(event.body["to"])
+    before = next(each for each in campaign.displaced if (each.host, each.workload.name) == (event.host, event.body["name"]))
+    assert state is before.state or state in DISPLACED_TRANSITIONS[before.state], f"{before.state} to {state} of {before.workload.name}"
+    asking = before.asking + (state is DisplacedState.RESTORING and before.state is not state)
+    since = before.since if state is before.state else event.at
+    after = replace(before, state=state, since=since, detail=event.because, asking=asking)
+    displaced = tuple(after if each is before else each for each in campaign.displaced)
+    return _with_campaign(fleet, replace(campaign, displaced=displaced, displaced_moves=campaign.displaced_moves + 1))
+
+
+def _run_book_written(fleet: Fleet, event: Event) -> Fleet:
+    return _with_campaign(fleet, replace(_campaign(fleet, event), run_book_moves=event.body["moves"]))
 
 
 def _data_staged(fleet: Fleet, event: Event) -> Fleet:
@@ -283,6 +312,9 @@ _APPLY = {
     "campaign_launched": _campaign_launched,
     "campaign_moved": _campaign_moved,
     "preflight_warned": _preflight_warned,
+    "displacement_planned": _displacement_planned,
+    "displacement_moved": _displacement_moved,
+    "run_book_written": _run_book_written,
     "data_staged": _data_staged,
     "cutoff_moved": _cutoff_moved,
     "run_added": _run_added,

@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from policies.facts import CapGrade, OnReboot, Reason, RunKind, RunState, SignalTarget, StopMode, Want
+from policies.workloads import Workload, WorkloadSight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,3 +279,15 @@ class RunReport:
     """Of a run that the poll did not ask for, or asked for from its beginning: what it is and what it may use."""
     want: WantOrder | None = None
     """The wish that the host obeys."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DisplaceOrder:
+    """The order to move a workload out of the way (`displace`) or to bring it back (`restore`). Sent until the answer says that it is done."""
+
+    campaign_id: str
+    workload: Workload
+    found: WorkloadSight
+    """What preflight showed: only these processes are ever signalled."""
+    asking: int = 0
+    """Of a restore: counted, so that each asking starts what is missing at most once. 0: only say what runs."""

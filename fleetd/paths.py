@@ -89,6 +89,16 @@ class CampaignPaths:
         return self.root / "preflight.json"
 
     @property
+    def displaced(self) -> Path:
+        """The run book of displaced work: what was moved away on which host, how it is brought back, and what became of it."""
+        return self.root / "displaced.json"
+
+    @property
+    def displaced_text(self) -> Path:
+        """The same for a person, with every command whole."""
+        return self.root / "displaced.md"
+
+    @property
     def ledger(self) -> Path:
         return self.root / "ledger.jsonl"
 
@@ -187,9 +197,41 @@ class HostPaths:
     def run(self, run_id: str) -> RunPaths:
         return RunPaths(self.runs / run_id)
 
+    def displaced(self, campaign_id: str, name: str) -> DisplacedPaths:
+        return DisplacedPaths(self.root / "displaced" / campaign_id, name)
+
     def never_start(self, run_id: str) -> Path:
         """There once this host was told that the run goes on elsewhere, and had none of it yet: an order for it may still be on its way."""
         return self.root / "left_behind" / run_id
+
+
+@dataclass(frozen=True, slots=True)
+class DisplacedPaths:
+    """What a host keeps of one workload that it moved out of a campaign's way."""
+
+    folder: Path
+    name: str
+
+    @property
+    def lock(self) -> Path:
+        return self.folder / f"{self.name}.lock"
+
+    @property
+    def record(self) -> Path:
+        """When it was asked to end, and what was started in its place."""
+        return self.folder / f"{self.name}.json"
+
+    def variables(self, number: int) -> Path:
+        """The environment of one of its processes, as a shell reads it; its user alone may."""
+        return self.folder / f"{self.name}-{number}.env"
+
+    @property
+    def output(self) -> Path:
+        return self.folder / f"{self.name}.log"
+
+    @property
+    def audit(self) -> Path:
+        return self.folder / "audit.jsonl"
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,41 @@ class ReserveSection(Section):
     """Added to the measured evaluation time."""
 
 
+class RestartSection(Section):
+    """How a displaced process is started again."""
+
+    command: Command | None = None
+    """Its program and arguments; needed."""
+    working_directory: str | None = None
+    """A path on the host; null is where the process was."""
+    environment: list[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]] = []
+    """Names of variables whose values are taken from the process; PATH, HOME, USER, SHELL and LANG always are."""
+    output: str | None = None
+    """A file on the host for its output; null is one below the host's root."""
+
+
+class DisplaceSection(Section):
+    """Work of others that makes room: a systemd unit, or a process by its command line."""
+
+    unit: Annotated[str, Field(pattern=r"^[A-Za-z0-9:_.@\\-]+\.(service|scope)$")] | None = None
+    """A systemd unit, such as vllm.service."""
+    user_unit: bool = False
+    """Whether it is a unit of the login's own service manager."""
+    process: str | None = None
+    """A regular expression, searched in the command line."""
+    uid: Annotated[int, Field(ge=0)] | None = None
+    """For a process: whose it is; needed."""
+    count: Positive = 1
+    """For a process: how many match; those below a matching one belong to it."""
+    restart: RestartSection | None = None
+    grace: Duration = Seconds(60)
+    """How long it may take to end once it is asked."""
+    force: bool = False
+    """Kill what has not ended by then; else the launch waits for a person."""
+    optional: bool = False
+    """It may be absent."""
+
+
 class HostSection(Section):
     """One machine."""
 
@@ -120,6 +155,8 @@ class HostSection(Section):
     """Memory that fleetd may hand out; null is what the host reports."""
     floor: Size = SizeBytes(GIB)
     """Memory of the host that always stays free."""
+    displace: dict[str, DisplaceSection] = {}
+    """Work that makes room before the first run starts there, in this order, and comes back in the reverse one with `fleetd restore`."""
 
 
 class DataSection(Section):
@@ -352,3 +389,5 @@ class PlanFile(Section):
     selection: SelectionSection = SelectionSection()
     after_freeze: AfterFreezeSection = AfterFreezeSection()
     notify: list[NotifySection] = []
+    restore_displaced: bool = False
+    """Bring displaced work back by itself once the campaign is over; else `fleetd status` tells of it until somebody does."""

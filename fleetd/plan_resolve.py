@@ -16,10 +16,11 @@ from pydantic import BaseModel
 
 from fleetd.campaign import AfterFreeze, CandidatePlan, DataRole, HostPlan, Notify, Plan, ReserveTerms, SelectionTerms
 from fleetd.model import RestartTerms, StallTerms, StopTerms
-from fleetd.plan_model import CandidateSection, DataSection, HostSection, PlanFile, TrainingSection
+from fleetd.plan_model import CandidateSection, DataSection, DisplaceSection, HostSection, PlanFile, TrainingSection
 from fleetd.plan_yaml import Path as KeyPath
 from fleetd.plan_yaml import Tree
 from policies.facts import CapGrade, OnReboot, SignalTarget, Split
+from policies.workloads import Restart, Workload
 
 CONFIG_BYTES_MAX = 1024 * 1024
 TASK_SCHEMA = 1
@@ -173,6 +174,7 @@ def build_plan(resolution: Resolution, *, sha256: str) -> Plan:
         selection=SelectionTerms(criterion=file.selection.criterion, minimum_improvement=file.selection.minimum_improvement),
         after_freeze=_after_freeze(file),
         notify=tuple(Notify(command=tuple(each.command), on=tuple(each.on)) for each in file.notify),
+        restore_displaced=file.restore_displaced,
     )
 
 
@@ -186,6 +188,19 @@ def _host(resolution: Resolution, name: str) -> HostPlan:
         python=_program(resolution, section.python) if is_here else section.python,
         agent_python=_program(resolution, section.agent_python) if is_here else section.agent_python,
         capacity_bytes=None if section.capacity is None else int(section.capacity), floor_bytes=int(section.floor),
+        displace=tuple(_workload(name, each) for name, each in section.displace.items()),
+    )
+
+
+def _workload(name: str, section: DisplaceSection) -> Workload:
+    restart = section.restart
+    return Workload(
+        name=name, unit=section.unit, is_user_unit=section.user_unit, pattern=section.process, uid=section.uid, count=section.count,
+        restart=None if restart is None else Restart(
+            command=tuple(restart.command or ()), working_directory=restart.working_directory, environment=tuple(restart.environment),
+            output=restart.output,
+        ),
+        grace_seconds=float(section.grace), force=section.force, optional=section.optional,
     )
 
 

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from fleetd.plan_data import check_data
+from fleetd.plan_displace import check_displaced
 from fleetd.plan_model import NAME, HostSection
 from fleetd.plan_resolve import Resolution, ResolvedCandidate, host_root, read_config
 from fleetd.plan_units import show_duration, show_moment, write_size
@@ -27,6 +28,7 @@ def check_rules(resolution: Resolution, now: datetime) -> None:
     _check_names(resolution)
     _check_deadline(resolution, now)
     _check_hosts(resolution)
+    check_displaced(resolution)
     check_data(resolution)
     for candidate in resolution.candidates:
         _check_kind(candidate)

@@ -47,7 +47,7 @@ LIMITS = {
 }
 PATTERNS = {
     "device": "write auto, cpu, cuda or cuda:0", "address": "write a name, such as spark-a or 10.0.0.7", "user": "write a login name",
-    "proxy_jump": "write user@host:port, as for ssh -J",
+    "proxy_jump": "write user@host:port, as for ssh -J", "unit": "write a whole name, such as vllm.service",
 }
 
 
@@ -116,7 +116,7 @@ def _ordinary(kind: str, context: dict[str, Any], given: Any, message: str, key:
         name, words = LIMITS[kind]
         return f"{given} is out of range", f"write a number {words} {context[name]:g}"
     if kind == "string_pattern_mismatch":
-        return f"{found(given)} is not one of the choices", PATTERNS[key]
+        return f"{found(given)} is not one of the choices", PATTERNS.get(key, "write a plain name")
     if kind in ("too_long", "too_short"):
         expected = context.get("max_length", context.get("min_length"))
         return f"expected {expected} values, found {context['actual_length']}", f"write a list of {expected}"

@@ -9,6 +9,7 @@ from typing import Any
 from fleetd.campaign import Plan
 from fleetd.model import Continuation, RunSpec, WantOrder
 from policies.facts import CampaignStage, Reason, RunKind, RunState
+from policies.workloads import DisplacedState, Workload, WorkloadSight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +108,20 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Displaced:
+    """One workload of a host that preflight showed, and how far it is out of the way or back."""
+
+    host: str
+    workload: Workload
+    found: WorkloadSight
+    state: DisplacedState
+    since: datetime
+    detail: str = ""
+    asking: int = 0
+    """How often somebody has asked for it to be brought back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Campaign:
     campaign_id: str
     plan: Plan
@@ -136,6 +151,13 @@ class Campaign:
     """Rows that a look at each reserved split has to score, as registered."""
     cutoff_moves: int = 0
     frozen_at: datetime | None = None
+    displaced: tuple[Displaced, ...] = ()
+    """In the order in which they are moved away; they come back in the reverse order, host by host."""
+    displaced_shown: tuple[str, ...] = ()
+    """Hosts that preflight has looked at for such work: on any other one nothing is touched, and nothing starts that waits for it."""
+    displaced_moves: int = 0
+    run_book_moves: int = 0
+    """Of those moves, how many the run book on the disk tells of. Nothing is signalled while it is behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,7 @@ _HOLE = re.compile(rb"\0{%d,}" % HOLE_BYTES_MIN)
 BACKLOG = 64
 CLOSE_SECONDS_MAX = 3.0
 
-WISHES = ("launch", "stop", "resume", "open", "drain", "undrain", "fence", "clear")
+WISHES = ("launch", "stop", "resume", "open", "drain", "undrain", "fence", "clear", "restore")
 """What goes straight to the loop, which answers."""
 
 _STATUS = {NotFound: 404, FreezeRefused: 409, PlanInvalid: 400, RequestRefused: 422, HostUnreachable: 424}

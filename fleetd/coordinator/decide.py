@@ -10,6 +10,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from fleetd.coordinator.decide_campaigns import advance_campaigns
+from fleetd.coordinator.decide_displacement import follow_displaced
 from fleetd.coordinator.decide_hosts import find_unstarted, forgotten_hosts, judge_silence, read_polls, shown_hosts
 from fleetd.coordinator.decide_jobs import read_job_results
 from fleetd.coordinator.decide_messages import write_messages
@@ -35,6 +36,7 @@ def decide(fleet: Fleet, sight: Sight, now: datetime) -> Decision:
     place_runs(pen)
     send_orders(pen)
     send_to_strangers(pen)
+    follow_displaced(pen)
     for host in {**forgotten_hosts(sight), **shown_hosts(pen.fleet)}.values():
         pen.need_host(host)
     write_messages(pen)

@@ -37,7 +37,8 @@ _BEFORE_TRAINING = frozenset({CampaignStage.PREFLIGHT, CampaignStage.STAGING})
 def advance_campaigns(pen: Pen) -> None:
     for campaign_id in pen.fleet.campaigns:
         stage = pen.campaign(campaign_id).stage
-        if stage is CampaignStage.PREFLIGHT or (stage in TRAINS and not is_registered(pen.campaign(campaign_id))):
+        is_early = stage is CampaignStage.PREFLIGHT and _may_be_looked_at(pen, campaign_id)
+        if is_early or (stage in TRAINS and not is_registered(pen.campaign(campaign_id))):
             pen.start(Job(key=f"preflight:{campaign_id}", kind="preflight", campaign_id=campaign_id))
         if stage in (CampaignStage.STAGING, *TRAINS) or (stage in AFTER_FREEZE and _goes_on_elsewhere(pen, campaign_id)):
             _stage_data(pen, campaign_id)
@@ -53,6 +54,13 @@ def advance_campaigns(pen: Pen) -> None:
         if pen.campaign(campaign_id).stage in AFTER_FREEZE:
             _evaluate(pen, campaign_id)
         _report(pen, campaign_id)
+
+
+def _may_be_looked_at(pen: Pen, campaign_id: str) -> bool:
+    """Whether every host that has answered is known to be there: a launch is granted by a host's first words, jobs go by its first poll, and a
+    preflight in between would look at nobody."""
+    sights = (pen.sight.hosts.get(host.name) for host in pen.campaign(campaign_id).plan.hosts)
+    return all(sight is None or sight.facts is None or sight.trouble is not None or _answers(pen, sight.plan.name) for sight in sights)
 
 
 def training_runs(pen: Pen, campaign: Campaign) -> list[Run]:

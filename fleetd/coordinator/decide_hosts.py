@@ -21,6 +21,7 @@ from fleetd.fleet import Fleet, Run
 from fleetd.model import Notice, Observation, RunReport
 from policies.facts import CampaignStage, Reason, RunKind, RunState, Want
 from policies.lifecycle import ACTIVE, FINAL, RUN_TRANSITIONS, SETTLED
+from policies.workloads import DisplacedState
 
 HOST_SILENT_SECONDS = 30.0
 """Silence after which a host counts as lost. A local agent answers each second; a busy box or a slow link may take some more."""
@@ -55,6 +56,7 @@ def needed_hosts(fleet: Fleet) -> dict[str, HostPlan]:
     fenced = {name for name, host in fleet.hosts.items() if host.fenced is not None}  # what is left behind there has to be ended
     for campaign in fleet.campaigns.values():
         live = {fleet.runs[run_id].host for run_id in campaign.runs if fleet.runs[run_id].state not in SETTLED}
+        live |= {item.host for item in campaign.displaced if item.state is DisplacedState.RESTORING}
         going = campaign.stage not in OVER
         needed.update({host.name: host for host in campaign.plan.hosts if going or host.name in live | fenced})
     return needed

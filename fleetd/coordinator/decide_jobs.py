@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fleetd.coordinator.decide_displacement import plan_displacement, run_book_written
 from fleetd.coordinator.decide_fence import newest_copy
 from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import JobDone
@@ -23,7 +24,7 @@ GIVES_UP = frozenset({"DataDamaged", "CheckpointDamaged", "NotFound"})
 """A copy that fails with one of these will not get better; a full disk will."""
 MENDABLE = frozenset({"FreezeRefused", "LedgerDamaged", "DataDamaged", "CheckpointDamaged"})
 """What a person may mend from a backup. Once training is over, a campaign waits for that until its deadline: it can't be trained again."""
-HARMLESS = frozenset({"report", "prune"})
+HARMLESS = frozenset({"report", "prune", "run_book"})
 """Jobs whose failure is told and tried again, but ends nothing."""
 
 
@@ -86,6 +87,7 @@ def _preflight(pen: Pen, done: JobDone) -> None:
     if campaign.stage is CampaignStage.PREFLIGHT:
         if warnings := done.result.get("warnings"):
             pen.write("preflight_warned", {"warnings": warnings}, campaign=done.job.campaign_id, because="; ".join(warnings))
+        plan_displacement(pen, done.job.campaign_id, done.result.get("displaced", []), done.result.get("looked_at", []))
         pen.move_campaign(done.job.campaign_id, CampaignStage.STAGING, "hosts answer, roots can be written, interpreters are complete")
 
 
@@ -160,4 +162,5 @@ _DONE: dict[str, Callable[[Pen, JobDone], None]] = {
     "preflight": _preflight, "stage": _staged, "stage_seed": _staged, "stage_evaluation": _evaluation_staged,
     "predictions": _predictions, "collect": _predictions,
     "checkpoint": _checkpoint, "prune": _pruned, "select": _selected, "freeze": _frozen, "judge": _judged, "report": _reported,
+    "run_book": run_book_written,
 }

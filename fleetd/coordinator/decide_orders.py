@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fleetd.coordinator.decide_displacement import take_displacement_answer
 from fleetd.coordinator.delivery import cutoff_in_force, is_in_force, want_in_force
 from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import OrderDone
@@ -44,10 +45,14 @@ def _note_trouble(pen: Pen, done: OrderDone) -> None:
     earlier = pen.sight.order_troubles.get(done.order.key)
     if earlier is None or earlier.count <= 1:
         text = f"{done.error['title']}: {done.error['what']}"
-        pen.write("order_refused", dict(done.error), run=done.order.run_id, host=done.order.host, actor=f"host:{done.order.host}", because=text)
+        run_id = done.order.run_id or None
+        pen.write("order_refused", dict(done.error), run=run_id, host=done.order.host, actor=f"host:{done.order.host}", because=text)
 
 
 def _take_answer(pen: Pen, done: OrderDone) -> None:
+    if done.order.order in ("displace", "restore"):
+        take_displacement_answer(pen, done)
+        return
     run = pen.fleet.runs.get(done.order.run_id)
     if run is None:
         return

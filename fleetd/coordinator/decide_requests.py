@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fleetd.coordinator import decide_operator
+from fleetd.coordinator.decide_displacement import restore
 from fleetd.coordinator.decide_fence import add_successor, newest_copy
 from fleetd.coordinator.decide_launch import launch
 from fleetd.coordinator.pen import Pen
@@ -22,7 +23,8 @@ from policies.lifecycle import FINAL, SETTLED
 
 def read_requests(pen: Pen) -> None:
     kinds: dict[str, Callable[[Pen, Request], None]] = {
-        "launch": launch, "stop": _stop, "resume": _resume, "open": _open, "drain": decide_operator.drain, "undrain": decide_operator.undrain,
+        "launch": launch, "stop": _stop, "restore": restore, "resume": _resume, "open": _open,
+        "drain": decide_operator.drain, "undrain": decide_operator.undrain,
         "fence": decide_operator.fence, "clear": decide_operator.clear, "takeover": decide_operator.takeover, "took_over": decide_operator.took_over,
     }
     for request in pen.sight.requests:

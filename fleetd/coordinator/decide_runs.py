@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from fleetd.campaign import HostPlan
+from fleetd.coordinator.decide_displacement import room_held_up
 from fleetd.coordinator.decide_found import holders, options, unheard
 from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import Job, Order, Sight
@@ -62,7 +63,7 @@ def _place(pen: Pen, run: Run) -> None:
         _wait(pen, run, may_have_it)
         return
     for host in options(campaign, run):
-        held_up = _held_up(pen, campaign, run, host)
+        held_up = _held_up(pen, campaign, run, host) or room_held_up(pen, campaign, host)
         if held_up is not None:
             waits.append(held_up)
             continue

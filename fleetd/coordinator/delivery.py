@@ -13,12 +13,15 @@ from fleetd.coordinator.sight import OrderDone
 from fleetd.model import WantOrder
 from fleetd.wire import WireError, decode
 from policies.facts import parse_moment
+from policies.workloads import DisplacedState
 
 
 def is_in_force(done: OrderDone) -> bool:
     """Whether the host obeys this order now. Its answer alone does not say so: a wish that another one outranks was not applied."""
     if done.error is not None:
         return False
+    if done.order.order in ("displace", "restore"):
+        return _is_moved(done)
     if done.order.order != "want" or done.answer.get("applied") is True:
         return True  # a cutoff is refused only where an earlier or equal one holds
     held = want_in_force(done.answer)
@@ -26,6 +29,14 @@ def is_in_force(done: OrderDone) -> bool:
     if held is not None:
         return held == decode(WantOrder, sent)
     return bool(done.answer.get("sequence") == sent["sequence"])
+
+
+def _is_moved(done: OrderDone) -> bool:
+    """Whether there is no more to do: until then the same order is the next step. A mere look is never done."""
+    state = (done.answer.get("progress") or {}).get("state")
+    if done.order.order == "displace":
+        return bool(state == DisplacedState.DISPLACED)
+    return bool(done.order.body["displacement"]["asking"] > 0 and state in (DisplacedState.RESTORED, DisplacedState.FAILED))
 
 
 def want_in_force(answer: dict[str, Any]) -> WantOrder | None:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fleetd.coordinator.decide_campaigns import last_safe_stop_at
+from fleetd.coordinator.decide_displacement import told
 from fleetd.coordinator.decide_hosts import HOST_SILENT_SECONDS, forgotten_hosts, shown_hosts
 from fleetd.coordinator.decide_runs import committed
 from fleetd.coordinator.sight import HostSight, Sight
@@ -74,6 +75,7 @@ def _campaign(fleet: Fleet, sight: Sight, campaign: Campaign, state: StatePaths,
         "seconds_to_deadline": (campaign.final_at - now).total_seconds(), "seconds_to_last_safe_stop": (safe_at - now).total_seconds(),
         "runs": list(campaign.runs), "selection": campaign.selection, "frozen": frozen, "openings": list(campaign.openings),
         "results": campaign.results, "report": _report(paths, campaign), "directory": str(paths.root),
+        "displaced": [told(item) for item in campaign.displaced],
     }
 
 

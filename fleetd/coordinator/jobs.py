@@ -20,10 +20,11 @@ from fleetd.coordinator.couriers import Courier, TreeKind
 from fleetd.coordinator.evaluation import collect_evaluation, judge, prepare_evaluation
 from fleetd.coordinator.ledger import Act
 from fleetd.coordinator.pipeline import freeze_campaign, select_campaign
-from fleetd.coordinator.preflight import preflight, refusal
+from fleetd.coordinator.preflight import displaced_in, preflight, refusal
 from fleetd.coordinator.registration import register_campaign
 from fleetd.coordinator.releases import Releases, code_digest
 from fleetd.coordinator.replication import prune_checkpoints, replicate_checkpoint, replicate_logs, replicate_predictions, stored_checkpoint_fault
+from fleetd.coordinator.run_book import write_run_book
 from fleetd.coordinator.sessions import Session
 from fleetd.coordinator.shards import read_shard_set
 from fleetd.coordinator.sight import Job
@@ -130,7 +131,15 @@ def _preflight(place: Workplace) -> dict[str, Any]:
     if seen.refusals:
         raise refusal(seen.refusals)
     digests = register_campaign(place.paths, plan, place.act)
-    return {"digests": digests, "rows": _reserved_rows(plan), "warnings": list(seen.warnings)}
+    return {
+        "digests": digests, "rows": _reserved_rows(plan), "warnings": list(seen.warnings), "displaced": displaced_in(plan, seen),
+        "looked_at": list(seen.looks),
+    }
+
+
+def _run_book(place: Workplace) -> dict[str, Any]:
+    write_run_book(place.paths, place.campaign)
+    return {"moves": place.campaign.displaced_moves, "path": str(place.paths.displaced)}
 
 
 def _reserved_rows(plan: Plan) -> dict[str, int]:
@@ -224,7 +233,7 @@ def _judge(place: Workplace) -> dict[str, Any]:
 
 
 _KINDS: dict[str, Callable[[Workplace], dict[str, Any]]] = {
-    "preflight": _preflight, "stage": _stage, "stage_seed": _stage_seed, "stage_evaluation": _stage_evaluation,
+    "preflight": _preflight, "run_book": _run_book, "stage": _stage, "stage_seed": _stage_seed, "stage_evaluation": _stage_evaluation,
     "predictions": _predictions, "checkpoint": _checkpoint,
     "prune": _prune, "select": _select, "freeze": _freeze, "collect": _collect, "judge": _judge,
 }

@@ -46,6 +46,8 @@ WORKERS_PER_HOST = 3
 MESSAGE_SECONDS_MAX = 20.0
 PASSING = (HostUnreachable, HostKeyRefused, LoginRefused, NoRoom)
 """What keeps a job from being done now, and will not for ever."""
+BEGINNINGS = frozenset({"start", "displace", "restore"})
+"""Orders that need the durable record first."""
 CLOSE_SECONDS_MAX = 3.0
 REPLAY_ENTRIES = 10_000
 
@@ -177,7 +179,7 @@ class Loop:
         self._leave_hosts(decision)
         for order in decision.orders:
             link = self._links.get(order.host)
-            if link is not None and (is_durable or order.order != "start") and link.send(order):
+            if link is not None and (is_durable or order.order not in BEGINNINGS) and link.send(order):
                 self._board.order_sent(order)
         for job in decision.jobs if is_durable else ():
             self._board.job_started(job)

@@ -16,11 +16,13 @@ from fleetd import clock
 from fleetd.campaign import HostPlan, Plan
 from fleetd.coordinator.couriers import Courier, TreeKind
 from fleetd.coordinator.specs import agent_python, trainer_python
-from fleetd.wire import WireError, decode, dumps, loads
+from fleetd.wire import WireError, decode, dumps, encode, loads
+from policies.displacement import workload_findings
 from policies.errors import RequestRefused
 from policies.parity import parity_findings
 from policies.preflight import Asked, findings, python_findings, same_machine
 from policies.surveys import Finding, HostSurvey, PythonSurvey
+from policies.workloads import WorkloadSight
 
 LOOK_SECONDS_MAX = 60.0
 READ_SECONDS_MAX = 240.0
@@ -38,6 +40,8 @@ class HostLook:
     survey: HostSurvey
     python: PythonSurvey | None
     """The trainer's interpreter, where a candidate of ours may run there."""
+    displace: tuple[WorkloadSight, ...] = ()
+    """What runs of the work that the plan wants out of the way, in the order of the plan."""
     skew_seconds: float | None
     skew_uncertainty_seconds: float
 
@@ -88,9 +92,20 @@ def judge(plan: Plan, looks: dict[str, HostLook]) -> tuple[Finding, ...]:
         ), look.survey)
         if look.python is not None:
             found += python_findings(name, "python", look.python)
+        for workload, sight in zip(host.displace, look.displace, strict=True):
+            found += workload_findings(name, workload, sight)
     if parity_of(plan) != "off":
         found += parity_findings(pythons, surveys, required=parity_of(plan) == "require")
     return tuple(sorted(found, key=lambda each: not each.refuses))
+
+
+def displaced_in(plan: Plan, seen: Preflight) -> list[dict[str, Any]]:
+    """What runs and is to make room, as history keeps it: `host`, `workload`, `found`."""
+    return [
+        {"host": host.name, "workload": encode(workload), "found": encode(sight)}
+        for host in plan.hosts if host.name in seen.looks
+        for workload, sight in zip(host.displace, seen.looks[host.name].displace, strict=True) if sight.processes
+    ]
 
 
 def refusal(found: tuple[Finding, ...]) -> RequestRefused:
@@ -121,7 +136,11 @@ def _look(host: HostPlan, courier: Courier, stage: Callable[[Courier], str], pro
     before = clock.read()
     survey = decode(HostSurvey, _ask(host, courier, release, {}, LOOK_SECONDS_MAX)["host"], "survey")
     after = clock.read()
-    python = None
+    python: PythonSurvey | None = None
+    displace: tuple[WorkloadSight, ...] = ()
+    if host.displace:
+        answer = _ask(host, courier, release, {"displace": host.displace, "host": False}, LOOK_SECONDS_MAX)
+        displace = tuple(decode(WorkloadSight, each, "displace") for each in answer["displace"])
     if program is not None:
         question = {"pythons": {program: TRAINER_MODULES}, "read_files": reads_files, "host": False}
         answer = _ask(host, courier, release, question, READ_SECONDS_MAX)
@@ -129,7 +148,7 @@ def _look(host: HostPlan, courier: Courier, stage: Callable[[Courier], str], pro
     half_seconds = (after.boottime_seconds - before.boottime_seconds) / 2
     skew_seconds = (survey.now - before.now).total_seconds() - half_seconds
     return HostLook(
-        survey=survey, python=python, skew_seconds=None if host.is_local else skew_seconds, skew_uncertainty_seconds=half_seconds,
+        survey=survey, python=python, displace=displace, skew_seconds=None if host.is_local else skew_seconds, skew_uncertainty_seconds=half_seconds,
     )
 
 

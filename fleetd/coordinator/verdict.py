@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 
+from fleetd.coordinator.decide_displacement import displaced_words
 from fleetd.coordinator.decide_hosts import HOST_SILENT_SECONDS, needed_hosts
 from fleetd.coordinator.sight import HostSight, Sight
 from fleetd.coordinator.strangers import strangers
@@ -76,6 +77,7 @@ def _needs_you(fleet: Fleet, sight: Sight, now: datetime) -> list[tuple[str, dat
     found += _full_disks(sight, [run for run in runs if run.state not in SETTLED])
     found += _skewed_clocks(sight)
     found += [(f"{each.words} (fleetd stop {each.run_id})", None) for each in strangers(fleet, sight)]
+    found += displaced_words(fleet)
     for key, trouble in (*sight.job_troubles.items(), *sight.order_troubles.items()):
         is_tried = (now - trouble.last_at).total_seconds() < TROUBLE_SECONDS_MAX and trouble.error["error"] != "HostUnreachable"
         if trouble.count >= TROUBLE_COUNT_MIN and is_tried:

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from fleetd import clock, faults, logs
-from fleetd.host import cradle, devices, means, meters, reading, rundir, tidy
+from fleetd.host import cradle, devices, displacing, means, meters, reading, rundir, tidy
 from fleetd.host.ownership import claim, explain_os_error, read_owner, take_over
 from fleetd.host.processes import boot_id
 from fleetd.host.reports import Reports
 from fleetd.kept_clock import KeptClock, pair_of
-from fleetd.model import CapPart, CutoffOrder, HostFacts, Owner, RunSpec, WantOrder
+from fleetd.model import CapPart, CutoffOrder, DisplaceOrder, HostFacts, Owner, RunSpec, WantOrder
 from fleetd.paths import HostPaths
 from fleetd.release_use import prune_releases
 from fleetd.wire import LINE_BYTES_MAX, PROTOCOL, WireError, decode, dumps, encode, loads
@@ -128,6 +128,8 @@ class Agent:
         if order == "prune":
             keep = [reading.safe_name(digest, "digest") for digest in body.get("keep", ())]
             return {"removed": list(prune_releases(self.paths, keep))}
+        if order in ("displace", "restore"):
+            return self._displacement(order, body)
         run_id = reading.safe_name(body.get("run_id"), "run id")
         if not self.paths.run(run_id).order.exists():
             where = str(self.paths.run(run_id).root)
@@ -181,6 +183,12 @@ class Agent:
             rundir.leave_behind(paths, actor=f"coordinator:{spec.owner.coordinator_id}", at=clock.read().now)
         logs.changed("run_created" if created else "run_was_there", run=spec.run_id)
         return {"created": created, "supervisor": self.reports.ensure_supervisor(spec.run_id)}
+
+    def _displacement(self, order: str, body: dict[str, Any]) -> dict[str, Any]:
+        asked = decode(DisplaceOrder, body.get("displacement"), "displacement")
+        reading.safe_name(asked.campaign_id, "campaign id")
+        reading.safe_name(asked.workload.name, "name of a workload")
+        return (displacing.displace if order == "displace" else displacing.restore)(self.paths, asked)
 
     def _change(self, order: str, run_id: str, body: dict[str, Any]) -> dict[str, Any]:
         paths = self.paths.run(run_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 import sys
 from pathlib import Path
@@ -65,8 +66,9 @@ def start_supervisor(run_dir: Path) -> int:
     return pid if pid is not None else start_detached(argv, environment, paths.supervisor_log)
 
 
-def start_detached(argv: tuple[str, ...], environment: dict[str, str], output: Path) -> int:
-    """Execute `argv` in a session of its own without a parent that waits for it. Returns its pid; OSError when exec failed.
+def start_detached(argv: tuple[str, ...], environment: dict[str, str], output: Path, *, folder: str = "/", uid: int | None = None) -> int:
+    """Execute `argv` in `folder` in a session of its own without a parent that waits for it, as `uid` where one is given. Returns its pid;
+    OSError when exec failed. A name without a slash is looked for along the PATH of `environment`.
 
     Two forks: the first child makes the session and ends at once, the second is nobody's child (or that of a subreaper).
     """
@@ -77,7 +79,7 @@ def start_detached(argv: tuple[str, ...], environment: dict[str, str], output: P
     try:
         child = os.fork()
         if child == 0:
-            _detach(argv, environment, null, log, writer)
+            _detach(argv, environment, (null, log, writer), folder, uid)
         os.close(writer)
         writer = -1
         os.waitpid(child, 0)
@@ -96,7 +98,8 @@ def reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def _detach(argv: tuple[str, ...], environment: dict[str, str], null: int, log: int, writer: int) -> NoReturn:
+def _detach(argv: tuple[str, ...], environment: dict[str, str], ends: tuple[int, int, int], folder: str, uid: int | None) -> NoReturn:
+    null, log, writer = ends
     try:
         os.setsid()
         if (grandchild := os.fork()) != 0:
@@ -105,12 +108,26 @@ def _detach(argv: tuple[str, ...], environment: dict[str, str], null: int, log: 
         reset_signals()
         for source, target in ((null, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
-        os.chdir("/")
-        os.execve(argv[0], argv, environment)  # noqa: S606  (an exact argv is the point)
+        if uid is not None and uid != os.geteuid():
+            _become(uid)
+        os.chdir(folder)
+        os.execvpe(argv[0], argv, environment)  # noqa: S606  (an exact argv is the point)
     except OSError as fault:
         os.write(writer, b"errno %d\n" % (fault.errno or 0))
     finally:
         os._exit(127)
+
+
+def _become(uid: int) -> None:
+    """Another user with the groups that are theirs. Only root can."""
+    try:
+        entry = pwd.getpwuid(uid)
+        os.initgroups(entry.pw_name, entry.pw_gid)
+        os.setgid(entry.pw_gid)
+    except KeyError:
+        os.setgroups([])
+        os.setgid(uid)
+    os.setuid(uid)
 
 
 def _answer(reader: int, argv: tuple[str, ...]) -> int:

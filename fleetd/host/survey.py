@@ -2,8 +2,8 @@
 
 Asked once by the coordinator's preflight. It changes nothing but a file in the root that it makes and removes; `policies.preflight` judges.
 
-    QUESTION   {"host": true, "pythons": {"PROGRAM": ["torch", ...]}, "read_files": true}
-    answer     {"host": HostSurvey or null, "pythons": {"PROGRAM": PythonSurvey}}
+    QUESTION   {"host": true, "pythons": {"PROGRAM": ["torch", ...]}, "read_files": true, "displace": [Workload]}
+    answer     {"host": HostSurvey or null, "pythons": {"PROGRAM": PythonSurvey}, "displace": [WorkloadSight]}
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from fleetd import clock
-from fleetd.host import cradle, devices, meters
+from fleetd.host import cradle, devices, meters, workloads
 from fleetd.host.processes import boot_id
 from fleetd.host.trusted_time import is_synchronised
 from fleetd.wire import decode, dumps
 from policies.facts import ENV_RUN_DIR
 from policies.surveys import AcceleratorUser, HostSurvey, PythonSurvey, SessionTraps
+from policies.workloads import Workload
 
 PROBE = Path(__file__).with_name("python_probe.py")
 PROBE_SECONDS_MAX = 180.0
@@ -197,7 +198,8 @@ def _text(path: str | Path) -> str:
 def answer(root: Path, asked: dict[str, Any]) -> dict[str, Any]:
     read_files = asked.get("read_files") is True
     pythons = {program: look_at_python(program, [str(name) for name in modules], read_files) for program, modules in asked.get("pythons", {}).items()}
-    return {"host": look(root) if asked.get("host", True) else None, "pythons": pythons}
+    found = [workloads.find(root, decode(Workload, each, "displace")) for each in asked.get("displace", ())]
+    return {"host": look(root) if asked.get("host", True) else None, "pythons": pythons, "displace": found}
 
 
 def main(arguments: list[str]) -> int:

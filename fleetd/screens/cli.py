@@ -3,7 +3,7 @@
     commands_plan.py    check plan-schema launch follow
     commands_watch.py   status logs events wait report
     commands_act.py     stop resume evaluate daemon version
-    commands_hosts.py   drain undrain fence clear takeover
+    commands_hosts.py   drain undrain fence clear takeover restore
     commands_service.py service install, status, uninstall
 
 Every expected failure is three lines on stderr and its exit code; anything else is our bug: traceback into a file, one line, exit 70.

@@ -1,4 +1,4 @@
-"""Verbs about hosts, for an operator: `drain undrain fence clear takeover`.
+"""Verbs about hosts, for an operator: `drain undrain fence clear takeover restore`.
 
 The two that can't be taken back by their opposite, fence and takeover, say first exactly what they will do, and ask.
 """
@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from fleetd.screens import terminal, words
-from fleetd.screens.document import find, is_host
-from policies.errors import EXIT_OK, NotFound, PlanInvalid
+from fleetd.screens.document import find, find_campaign, is_host
+from policies.errors import EXIT_ERROR, EXIT_OK, NotFound, PlanInvalid
 
 RUNS_SHOWN_MAX = 12
 
@@ -23,7 +23,7 @@ Host = Annotated[str, typer.Argument(metavar="HOST", help="A host by its name in
 
 
 def add_to(app: typer.Typer) -> None:
-    for verb in (drain, undrain, fence, clear, takeover):
+    for verb in (drain, undrain, fence, clear, takeover, restore):
         app.command()(verb)
 
 
@@ -110,6 +110,33 @@ def takeover(
     else:
         terminal.say(f"{host} obeys this coordinator now\n  see what is there: fleetd status")
     return EXIT_OK
+
+
+def restore(
+    campaign: Annotated[str, typer.Argument(metavar="CAMPAIGN")],
+    host: Annotated[str, typer.Option(metavar="HOST", help="Only what was displaced on this host.")] = "",
+    now: Annotated[bool, typer.Option("--now", help="Also while runs are still at work there.")] = False,
+    because: Because = "", as_json: AsJson = False,
+) -> int:
+    """Bring back what a campaign has displaced, in the reverse order. What runs already is recognised; nothing is started twice."""
+    with terminal.connect() as client:
+        found = find_campaign(client.status(), campaign)
+        answer = client.wish("restore", str(found["campaign_id"]), terminal.actor(), because, host=host, now=now)
+    items = list(answer.get("displaced") or [])
+    if as_json:
+        terminal.emit(answer)
+    for each in () if as_json else reversed(items):
+        terminal.say(f"{words.one_line(each.get('name'))} on {words.one_line(each.get('host'))}: {_restored_words(each)}")
+    return EXIT_OK if all(each.get("state") in ("restored", "found") for each in items) else EXIT_ERROR
+
+
+def _restored_words(each: dict[str, Any]) -> str:
+    state, detail = each.get("state"), words.one_line(each.get("detail") or "")
+    if state == "found":
+        return "it was never touched"
+    if state == "restoring":
+        return f"not back yet, it goes on by itself: {detail}   (watch it: fleetd status)"
+    return f"{'RESTORED' if state == 'restored' else 'NOT RESTORED'}: {detail}"
 
 
 def _confirm(text: str, command: str, as_json: bool) -> None:

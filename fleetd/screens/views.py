@@ -166,8 +166,21 @@ def outcome_notes(campaign: Document) -> list[Line]:
     for opening in campaign.get("openings") or []:
         if isinstance(opening, dict):
             notes.append(line(quiet("opened: "), words.one_line(opening.get("split", words.UNKNOWN))))
+    notes += displaced_notes(campaign)
     if campaign.get("report"):
         notes.append(line(quiet("report: "), words.one_line(campaign["report"])))
+    return notes
+
+
+def displaced_notes(campaign: Document) -> list[Line]:
+    """What of others' work makes room for this campaign, and how far each is."""
+    tones = {"held": Tone.BAD, "failed": Tone.BAD, "returned": Tone.WARN, "displaced": Tone.WARN}
+    notes = []
+    for each in campaign.get("displaced") or []:
+        state = str(each.get("state") or words.UNKNOWN)
+        name = f"{words.one_line(each.get('name'))} on {words.one_line(each.get('host'))} "
+        detail = words.one_line(each.get("detail") or "")
+        notes.append(line(quiet("displaced work: "), name, Span(state, tones.get(state, Tone.PLAIN)), quiet(f"  {detail}")))
     return notes
 
 

@@ -52,7 +52,7 @@ def test_every_key_of_the_contract_is_there(fleet: VirtualCoordinator) -> None:
     assert set(found) == {"schema", "at", "coordinator", "verdict", "campaigns", "runs", "hosts"}
     assert set(found["campaigns"][0]) == {
         "campaign_id", "name", "stage", "detail", "warnings", "since", "is_over", "launched_at", "deadline_at", "cutoff_at", "last_safe_stop_at",
-        "seconds_to_deadline", "seconds_to_last_safe_stop", "runs", "selection", "frozen", "openings", "results", "report", "directory",
+        "seconds_to_deadline", "seconds_to_last_safe_stop", "runs", "selection", "frozen", "openings", "results", "report", "directory", "displaced",
     }
     assert set(found["runs"][0]) == {
         "run_id", "campaign_id", "candidate", "kind", "host", "state", "reason", "detail", "since", "want", "attempt", "attempts_ended",
