@@ -24,6 +24,17 @@ class ReserveTerms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DataFrom:
+    """The line by which a host takes trees from a neighbour that has them: from which host, and how it is reached from there."""
+
+    host: str
+    address: str | None = None
+    user: str | None = None
+    port: int | None = None
+    identity_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostPlan:
     """One machine. `python` runs the trainer, `agent_python` runs agent, supervisor and shim. None: the coordinator's own, or over SSH the
     `python3` that the host finds."""
@@ -46,6 +57,7 @@ class HostPlan:
     floor_bytes: int = 1024**3
     displace: tuple[Workload, ...] = ()
     """Work of others that makes room before the first run starts here, in this order."""
+    data_from: DataFrom | None = None
 
     @property
     def is_local(self) -> bool:

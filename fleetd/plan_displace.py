@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 
-from fleetd.plan_model import NAME, DisplaceSection
+from fleetd.plan_model import DisplaceSection
 from fleetd.plan_resolve import Resolution
+from fleetd.plan_types import NAME
 from fleetd.plan_yaml import Path
 
 OF_PROCESSES = ("uid", "count", "restart")

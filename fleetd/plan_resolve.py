@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from fleetd.campaign import AfterFreeze, CandidatePlan, DataRole, HostPlan, Notify, Plan, ReserveTerms, SelectionTerms
+from fleetd.campaign import AfterFreeze, CandidatePlan, DataFrom, DataRole, HostPlan, Notify, Plan, ReserveTerms, SelectionTerms
 from fleetd.model import RestartTerms, StallTerms, StopTerms
 from fleetd.plan_model import CandidateSection, DataSection, DisplaceSection, HostSection, PlanFile, TrainingSection
 from fleetd.plan_yaml import Path as KeyPath
@@ -188,6 +188,7 @@ def _host(resolution: Resolution, name: str) -> HostPlan:
         python=_program(resolution, section.python) if is_here else section.python,
         agent_python=_program(resolution, section.agent_python) if is_here else section.agent_python,
         capacity_bytes=None if section.capacity is None else int(section.capacity), floor_bytes=int(section.floor),
+        data_from=DataFrom(**section.data_from.model_dump()) if section.data_from is not None else None,
         displace=tuple(_workload(name, each) for name, each in section.displace.items()),
     )
 

@@ -13,14 +13,15 @@ from typing import Any
 
 from fleetd.plan_data import check_data
 from fleetd.plan_displace import check_displaced
-from fleetd.plan_model import NAME, HostSection
+from fleetd.plan_model import HostSection
 from fleetd.plan_resolve import Resolution, ResolvedCandidate, host_root, read_config
+from fleetd.plan_types import NAME
 from fleetd.plan_units import show_duration, show_moment, write_size
 
 MODEL_TYPES = ("llama", "gpt2")
 NEEDED = {"name": "the campaign", "deadline": "when everything must be done", "hosts": "the machines", "candidates": "the trainings"}
 NAMES_TAKEN = {"all", "any"}
-SSH_KEYS = ("address", "user", "port", "identity_file", "proxy_jump", "ssh_config")
+SSH_KEYS = ("address", "user", "port", "identity_file", "proxy_jump", "ssh_config", "data_from")
 NAME_RULE = "use small letters, digits and -, at most 41, beginning with a letter or digit"
 
 
@@ -85,6 +86,7 @@ def _check_hosts(resolution: Resolution) -> None:
     for name, host in resolution.file.hosts.items():
         path = ("hosts", name)
         _check_transport(resolution, name, host)
+        _check_neighbour(resolution, name)
         if not host.root:
             if "root" not in (resolution.tree.value["hosts"].get(name) or {}):
                 resolution.tree.fault(path, "root is missing: the directory for releases, data and runs", "add `root: ~/fleetd-host`")
@@ -113,6 +115,36 @@ def _check_transport(resolution: Resolution, name: str, host: HostSection) -> No
         program = getattr(host, key)
         if program is not None and "/" in program and not program.startswith("/"):
             tree.fault((*path, key), f"{program} is no whole path, and over ssh there is no plan to start at", "write /path/to/python or a bare name")
+
+
+def _check_neighbour(resolution: Resolution, name: str) -> None:
+    """A host takes its data from another one of the plan, and at the end of that chain there is one which takes it from the coordinator."""
+    hosts, path = resolution.file.hosts, ("hosts", name, "data_from")
+    data_from = hosts[name].data_from
+    if data_from is None or hosts[name].transport == "local":
+        return
+    if not data_from.host:
+        resolution.tree.fault(path, "`host` is missing: from which host of this plan", f"write `data_from: {next(each for each in hosts)}`")
+        return
+    if data_from.host not in hosts:
+        close = difflib.get_close_matches(data_from.host, [each for each in hosts if each != name], n=1)
+        fix = f"did you mean {close[0]!r}?" if close else "name another host of this plan"
+        resolution.tree.fault(path, f"there is no host {data_from.host!r} in this plan", fix)
+    elif hosts[data_from.host].transport == "local":
+        resolution.tree.fault(path, f"{data_from.host} is this machine, from which data comes anyway", "remove data_from")
+    elif name in (chain := _neighbours(resolution, name)):
+        resolution.tree.fault(path, f"the hosts wait for each other: {' → '.join([name, *chain])}", "leave one of them without data_from")
+    if data_from.identity_file and not data_from.identity_file.startswith(("/", "~")):
+        resolution.tree.fault((*path, "identity_file"), f"{data_from.identity_file} is a file on {name}", "write its whole path there")
+
+
+def _neighbours(resolution: Resolution, name: str) -> list[str]:
+    """From whom `name` takes its data, from whom that one does, and so on, up to the first that comes again."""
+    chain: list[str] = []
+    while (section := resolution.file.hosts.get(name)) is not None and section.data_from is not None and name not in chain[:-1]:
+        name = section.data_from.host
+        chain.append(name)
+    return chain
 
 
 def _check_kind(candidate: ResolvedCandidate) -> None:

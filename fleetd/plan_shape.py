@@ -31,6 +31,7 @@ FOREIGN_WORDS = {
         "address": "ip hostname ansible_host", "user": "ssh_user username ansible_user remote_user", "port": "ssh_port ansible_port",
         "identity_file": "ssh_key private_key ansible_ssh_private_key_file", "proxy_jump": "proxyjump jump bastion",
         "python": "ansible_python_interpreter",
+        "data_from": "copy_from sync_from pull_from mirror peer",
     }.items()
     for foreign in others.split()
 }

@@ -198,3 +198,31 @@ def test_a_size_survives_being_written_and_read(count: int) -> None:
 @given(st.integers(0, int(DURATION_SECONDS_MAX * 1000)))
 def test_a_duration_survives_being_written_and_read(milliseconds: int) -> None:
     assert parse_duration(write_duration(milliseconds / 1000)) == pytest.approx(milliseconds / 1000, abs=1e-6)
+
+
+SPARKS = """\
+  spark-a: {transport: ssh, root: /srv/fleetd}
+  spark-b: {transport: ssh, root: /srv/fleetd, data_from: FROM}
+data:
+"""
+
+
+@pytest.mark.parametrize(("given", "expected"), [
+    ("spark-a", None), ("{host: spark-a, address: 10.0.0.1, user: trainer, port: 2222, identity_file: ~/.ssh/link}", None),
+    ("spark-c", ("hosts.spark-b.data_from:", "no host 'spark-c'", "did you mean 'spark-a'")),
+    ("{address: 10.0.0.1}", ("hosts.spark-b.data_from:", "`host` is missing")),
+    ("box", ("hosts.spark-b.data_from:", "box is this machine")),
+    ("spark-b", ("hosts.spark-b.data_from:", "wait for each other: spark-b → spark-b")),
+    ("{host: spark-a, identity_file: link}", ("hosts.spark-b.data_from.identity_file:", "is a file on spark-b")),
+    ("{host: spark-a, address: -oProxyCommand=x}", ("hosts.spark-b.data_from.address:", "write a name")),
+])
+def test_a_neighbour_is_another_host_of_the_plan_that_is_reached_over_ssh(tmp_path: Path, given: str, expected: tuple[str, ...] | None) -> None:
+    found = faults(tmp_path, BASE.replace("data:\n", SPARKS.replace("FROM", given), 1))
+
+    assert found == [] if expected is None else len(found) == 1 and all(word in found[0] for word in expected), found
+
+
+def test_hosts_that_wait_for_each_other_are_each_told_so(tmp_path: Path) -> None:
+    found = faults(tmp_path, BASE.replace("data:\n", SPARKS.replace("FROM", "spark-a").replace("fleetd}", "fleetd, data_from: spark-b}"), 1))
+
+    assert len(found) == 2 and "spark-a → spark-b → spark-a" in found[0] and "spark-b → spark-a → spark-b" in found[1]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from fleetd.campaign import HostPlan
 from fleetd.coordinator.decide_jobs import fail_campaign
 from fleetd.coordinator.decide_pilot import judge_pilots
 from fleetd.coordinator.decide_replicas import ask_for_copies, has_every_copy
@@ -79,12 +80,20 @@ def _stage_data(pen: Pen, campaign_id: str) -> None:
     used = {candidate.host for candidate in campaign.plan.candidates}
     if _goes_on_elsewhere(pen, campaign_id):
         used.add("any")  # the host that the plan named for it is gone
-    for host in campaign.plan.hosts:
-        if (host.name in used or "any" in used) and f"{host.name}:campaign" not in campaign.staged and _answers(pen, host.name):
+    missing = [each for each in campaign.plan.hosts if (each.name in used or "any" in used) and f"{each.name}:campaign" not in campaign.staged]
+    for host in missing:
+        if _answers(pen, host.name) and not _waits_for_neighbour(pen, campaign_id, host, {each.name for each in missing}):
             pen.start(Job(key=f"stage:{campaign_id}:{host.name}", kind="stage", campaign_id=campaign_id, host=host.name, body={"what": "campaign"}))
     if campaign.stage is CampaignStage.STAGING and campaign.staged:
         because = f"release and data lie on {campaign.staged[0].split(':')[0]}"
         pen.move_campaign(campaign_id, training_stage(pen.fleet, campaign), because)
+
+
+def _waits_for_neighbour(pen: Pen, campaign_id: str, host: HostPlan, missing: set[str]) -> bool:
+    """Whether the host's data will come from a neighbour that is being brought it now. One that is silent or in trouble is not waited for."""
+    if host.data_from is None or host.data_from.host not in missing or not _answers(pen, host.data_from.host):
+        return False
+    return f"stage:{campaign_id}:{host.data_from.host}" not in pen.sight.job_troubles
 
 
 def _goes_on_elsewhere(pen: Pen, campaign_id: str) -> bool:

@@ -22,6 +22,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from fleetd import clock, faults, logs
 from fleetd.campaign import HostPlan, Plan
 from fleetd.coordinator.board import Board
+from fleetd.coordinator.couriers import Courier
 from fleetd.coordinator.decide import decide
 from fleetd.coordinator.decide_hosts import acknowledgements
 from fleetd.coordinator.inbox import HostAnswer, Inbox, News
@@ -135,6 +136,11 @@ class Loop:
         """The session of a host, for readers of its files."""
         link = self._links.get(host)
         return link.session if link is not None else None
+
+    def courier(self, host: str) -> Courier | None:
+        """The courier of a host, for another one that takes a tree from it."""
+        session = self.session(host)
+        return session.courier if session is not None else None
 
     @property
     def owner(self) -> Owner:

@@ -12,18 +12,19 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from fleetd import faults
-from fleetd.coordinator.couriers import READ_BYTES_MAX, Finished, TreeKind, damaged_source
+from fleetd.coordinator.couriers import READ_BYTES_MAX, Courier, Finished, TreeKind, damaged_source
+from fleetd.coordinator.data_link import Link, NoLink, link_to
 from fleetd.coordinator.deliveries import Deliveries, Delivery
 from fleetd.coordinator.ssh_connection import ENTER_SHELL, Hop
 from fleetd.coordinator.ssh_road import AgentLine, SshRoad, start_agent
 from fleetd.coordinator.system_ssh import NoSystemSsh, ProcessLines, SshProcess, why_not
-from fleetd.coordinator.tree_delivery import CONTROL, SSH, Road, Stager, Tree, choose_road, deliver, start_stager, tree_of
+from fleetd.coordinator.tree_delivery import BULK_BYTES_MIN, CONTROL, SSH, Road, Stager, Tree, choose_road, deliver, start_stager, tree_of
 from fleetd.coordinator.trees import TreeFault, manifest_bytes
 from fleetd.files import COPY_CHUNK_BYTES, sync_folder
 from fleetd.wire import WireError, decode
@@ -43,8 +44,8 @@ IDLE_LINES_MAX = 2
 class SshCourier:
     """Safe to use from many threads: each call has a channel of its own while it lasts."""
 
-    def __init__(self, road: SshRoad, deliveries: Deliveries | None = None) -> None:
-        self._road, self._deliveries = road, deliveries or Deliveries()
+    def __init__(self, road: SshRoad, deliveries: Deliveries | None = None, neighbour: Callable[[str], Courier | None] = lambda name: None) -> None:
+        self._road, self._deliveries, self._neighbour = road, deliveries or Deliveries(), neighbour
         self.release = ""
         """The release that the session has put in place; agents are started from it."""
         self._idle: list[AgentLine] = []
@@ -80,7 +81,7 @@ class SshCourier:
         tree = tree_of(kind.value, digest, source, entries)
         under_way = self._deliveries.under_way(self.host, kind.value, digest, tree.bytes_total)
         with self._alone_with(digest), under_way as delivery, self._stager(tree, delivery) as stager:
-            return deliver(tree, delivery, self._road, stager)
+            return deliver(tree, delivery, self._road, stager, self._link(kind, tree))
 
     def _put_release(self, digest: str, source: Path, entries: tuple[FileEntry, ...]) -> bool:
         """Before there is a release over there, its porter is all there is."""
@@ -190,6 +191,22 @@ class SshCourier:
             if stager is None:
                 stager = stack.enter_context(closing(start_stager(self._road, self.release, time.monotonic() + CALL_SECONDS_MAX)))
             yield stager
+
+    def _link(self, kind: TreeKind, tree: Tree) -> Link | NoLink | None:
+        """How the host takes this tree from its neighbour, or why it can't; None where the plan names none, or it is not worth it."""
+        data_from = self._road.plan.data_from
+        if data_from is None or tree.bytes_total < BULK_BYTES_MIN:
+            return None
+        neighbour = self._neighbour(data_from.host)
+        if not isinstance(neighbour, SshCourier):
+            return NoLink(f"{data_from.host} has no session over ssh now")
+        try:
+            if not neighbour.has_tree(kind, tree.digest):
+                return NoLink(f"{data_from.host} does not have it")
+            hop = neighbour._road.current().hops[0]
+        except HostUnreachable as fault:
+            return NoLink(f"{data_from.host} does not answer: {fault.what}")
+        return link_to(data_from, hop, neighbour.tree_path(kind, tree.digest))
 
     @contextmanager
     def _bulk_shell(self, hops: tuple[Hop, ...]) -> Iterator[SshProcess]:

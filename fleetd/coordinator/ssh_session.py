@@ -30,10 +30,13 @@ LAST_WORDS_BYTES = 600
 class SshSession:
     """One host's agent over SSH. Used by one thread; its courier may be used by others meanwhile."""
 
-    def __init__(self, plan: HostPlan, owner: Owner, *, stage: Callable[[Courier], str], deliveries: Deliveries | None = None) -> None:
+    def __init__(
+        self, plan: HostPlan, owner: Owner, *, stage: Callable[[Courier], str], deliveries: Deliveries | None = None,
+        neighbour: Callable[[str], Courier | None] = lambda name: None,
+    ) -> None:
         self._plan, self._stage = plan, stage
         self._road = SshRoad(plan, owner)
-        self._ssh_courier = SshCourier(self._road, deliveries)
+        self._ssh_courier = SshCourier(self._road, deliveries, neighbour)
         self.courier: Courier = self._ssh_courier
         self._agent: AgentLine | None = None
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from fleetd import faults
 from fleetd.coordinator.couriers import damaged_source
+from fleetd.coordinator.data_link import Link, NoLink, why_it_gave_nothing
 from fleetd.coordinator.deliveries import Delivery
 from fleetd.coordinator.ssh_lines import TROUBLES, ChannelLines, ShortFile, in_words
 from fleetd.coordinator.ssh_road import SshRoad, refusal
@@ -33,6 +34,8 @@ BULK_BYTES_MIN = 16 * MIB
 """Below that a connection of its own costs more than it saves."""
 SILENCE_SECONDS_MAX = 60.0
 """So long may a host take no bytes and say nothing."""
+LINK_SILENCE_SECONDS_MAX = 90.0
+"""A host waits for its neighbour a little shorter, and says so then."""
 FRAME_BYTES = 1024 * 1024
 HASH_BYTES = 1024 * 1024
 CONTROL, SSH = "control connection", "ssh"
@@ -114,6 +117,21 @@ class Stager:
             _compare(tree)  # usually it is the source that has changed
             raise
 
+    def pull(self, tree: Tree, have: Have, link: Link, delivery: Delivery) -> tuple[Have, str] | None:
+        """Let the host take the rest from its neighbour. None when the tree is in place; else what there is of it now, and why no more."""
+        offsets = {path: count for path, (count, _) in have.items()}  # wrong beginnings are found at the end, by the digest
+        try:
+            request = link.request(tree.files, offsets)
+        except NoLink as fault:
+            return have, str(fault)
+        delivery.begins(sum(offsets.values()))
+        self._write(request)
+        answer = self._answer("placed", doing=f"files {link.road}", is_link=True, taken=delivery.moved_to, read=delivery.reads)
+        if answer["ok"] is not True:
+            return _have(answer), str(answer.get("what"))
+        delivery.moved_to(tree.bytes_total - delivery.bytes_there)
+        return None
+
     def _offsets(self, tree: Tree, have: Have) -> dict[str, int]:
         """From where on each file is sent: what the host has counts where it is the beginning of ours."""
         found: dict[str, int] = {}
@@ -175,13 +193,15 @@ class Stager:
             if not self._lines.has_answer():
                 raise  # else it has refused and left, and said why before that
 
-    def _answer(self, awaited: str, *, doing: str, **told: Callable[[int], None]) -> dict[str, Any]:
-        """The answer that has this word; signs of life before it go to `told`."""
+    def _answer(self, awaited: str, *, doing: str, is_link: bool = False, **told: Callable[[int], None]) -> dict[str, Any]:
+        """The answer that has this word; signs of life before it go to `told`. `is_link`: that a neighbour gave nothing is an answer too."""
         while True:
             try:
-                answer = self._lines.read_object(self._until())
+                answer = self._lines.read_object(time.monotonic() + (LINK_SILENCE_SECONDS_MAX if is_link else SILENCE_SECONDS_MAX))
             except TROUBLES as fault:
                 raise self._unreachable(f"{doing}: {in_words(fault)}") from fault
+            if is_link and answer.get("kind") == "link":
+                return answer
             if answer.get("ok") is not True:
                 raise self._refusal(answer)
             for word, tell in told.items():
@@ -219,11 +239,21 @@ def start_stager(road: SshRoad, release: str, until_seconds: float, lines: Chann
     return Stager(road, porter.lines)
 
 
-def deliver(tree: Tree, delivery: Delivery, road: SshRoad, stager: Stager) -> bool:
-    """The tree in place; False when it was there. DataDamaged names the file that changed here, or what is wrong over there."""
+def deliver(tree: Tree, delivery: Delivery, road: SshRoad, stager: Stager, link: Link | NoLink | None = None) -> bool:
+    """The tree in place; False when it was there. From the neighbour if there is one that gives it, else from here. DataDamaged names the
+    file that changed here, or what is wrong over there."""
     have = stager.begin(tree, delivery)
     if have is None:
         return False
+    usual = Road(word=delivery.road, because=delivery.because)
+    if isinstance(link, Link):
+        delivery.goes_by(link.road, f"over {link.address}, as data_from of {road.plan.name} says")
+        pulled = stager.pull(tree, have, link, delivery)
+        if pulled is None:
+            return True
+        have, link = pulled[0], NoLink(why_it_gave_nothing(pulled[1], road.plan.name, link))
+    if link is not None:
+        delivery.goes_by(usual.word, f"{link}; {usual.because}")
     try:
         stager.take(tree, have, delivery)
     except TreeFault as fault:

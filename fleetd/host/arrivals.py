@@ -171,7 +171,7 @@ class Pull:
         with open(place, "w", encoding="utf-8") as file:
             file.write(known_hosts)
         self._words = open(os.path.join(self._folder, "words"), "w+b")  # noqa: SIM115  (closed when the pull is over)
-        self._argv = [word.replace("{known_hosts}", place) for word in argv]
+        self._argv = [word.replace("{known_hosts}", place.replace("%", "%%")) for word in argv]
         self._script, self._marker, self._early = script.encode(), marker.encode() + b"\n", b""
         self._process: subprocess.Popen[bytes] | None = None
 
