@@ -60,9 +60,9 @@ planted: $(VENV)/ready
 deadlines: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(RUN) tests/live/deadline_matrix.py $(if $(SITUATIONS),"$(SITUATIONS)")
 
-# What the suite has no time for of the coordinator as a service, under real systemd. Needs root.
+# What the suite has no time for under real systemd: the coordinator as a service, units that make room for a campaign. Needs root.
 service: $(VENV)/ready
-	$(VENV)/bin/pytest tests/live/fleet/test_service.py tests/live/fleet/long_service.py
+	$(VENV)/bin/pytest tests/live/fleet/test_service.py tests/live/fleet/long_service.py tests/live/fleet/long_displaced.py
 
 bench: $(VENV)/ready
 	$(RUN) benchmarks/run.py

@@ -32,6 +32,8 @@ ANSWER_SECONDS_MAX = 20.0
 LOOK_SECONDS = 30
 """Whether displaced work runs again although nobody asked fleetd for it: looked at this often."""
 HELD_LOOK_SECONDS = 5
+BOOTED_LOOK_SECONDS = 5
+"""The same on a host that was booted since preflight, where a unit may be up by itself."""
 NAMES_SHOWN_MAX = 4
 
 
@@ -63,9 +65,10 @@ def follow_displaced(pen: Pen) -> None:
             next_back = next((item for item in here if item.state is DisplacedState.RESTORING), None)
             if next_back is not None:
                 pen.send(_order("restore", campaign, next_back))
-            elif _is_time(pen, LOOK_SECONDS):
+            else:
                 for item in here:
-                    if item.state in (DisplacedState.DISPLACED, DisplacedState.RETURNED):
+                    seconds = BOOTED_LOOK_SECONDS if _has_booted(pen, item) else LOOK_SECONDS
+                    if item.state in (DisplacedState.DISPLACED, DisplacedState.RETURNED) and _is_time(pen, seconds):
                         pen.send(_order("restore", campaign, item, only_look=True))
         if campaign.run_book_moves < campaign.displaced_moves:
             pen.start(Job(key=f"run_book:{campaign_id}", kind="run_book", campaign_id=campaign_id))
@@ -213,6 +216,11 @@ def _order(kind: str, campaign: Campaign, item: Displaced, *, only_look: bool = 
     body = DisplaceOrder(campaign_id=campaign.campaign_id, workload=item.workload, found=item.found, asking=asking)
     key = f"{kind}:{campaign.campaign_id}:{item.host}:{item.workload.name}:{asking}"
     return Order(key=key, host=item.host, order=kind, run_id="", body={"displacement": encode(body)})
+
+
+def _has_booted(pen: Pen, item: Displaced) -> bool:
+    known = pen.fleet.hosts.get(item.host)
+    return known is not None and known.boot_id is not None and any(each.identity.boot_id != known.boot_id for each in item.found.processes)
 
 
 def _is_time(pen: Pen, seconds: int) -> bool:
