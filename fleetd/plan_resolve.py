@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from fleetd.campaign import AfterFreeze, CandidatePlan, DataFrom, DataRole, HostPlan, Notify, Plan, ReserveTerms, SelectionTerms
+from fleetd.contents import LFS_POINTER, is_pointer
 from fleetd.model import RestartTerms, StallTerms, StopTerms
 from fleetd.plan_model import CandidateSection, DataSection, DisplaceSection, HostSection, PlanFile, TrainingSection
 from fleetd.plan_yaml import Path as KeyPath
@@ -232,7 +233,10 @@ def data_role(resolution: Resolution, split: Split, section: DataSection) -> Dat
 
 def read_index(folder: Path) -> dict[str, Any]:
     """shards_index.json. OSError or ValueError with the reason when it can't be read as one."""
-    value = json.loads((folder / "shards_index.json").read_bytes())
+    data = (folder / "shards_index.json").read_bytes()
+    if is_pointer(data, len(data)):
+        raise ValueError(LFS_POINTER)
+    value = json.loads(data)
     if not isinstance(value, dict) or not isinstance(value.get("shards"), list) or not all(isinstance(each, dict) for each in value["shards"]):
         raise ValueError("it holds no list of shards")
     return value

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from fleetd.campaign import DataRole, Plan
+from fleetd.contents import content_fault
 from fleetd.coordinator.corpora import TOKENS_NAME, CorpusFacts, check_corpus, read_corpus
 from fleetd.coordinator.couriers import Courier, TreeKind
 from fleetd.coordinator.shards import ShardSet, check_shards, read_shard_set
@@ -55,6 +56,7 @@ def collect_role(directory: str, role: DataRole) -> CollectedRole:
         raise DataDamaged(f"the {role.split} data is not there", where=str(source), what="it is no directory", fix=fix)
     shards = None
     try:
+        check_contents(source, _shown(source, role))
         if role.shard_split is not None:
             shards = read_shard_set(source, role.shard_split, role.include, scored=role.split != Split.TRAIN)
         names = shards.files if shards is not None else _included(source, role.include)
@@ -72,6 +74,13 @@ def collect_role(directory: str, role: DataRole) -> CollectedRole:
     if corpus is not None:
         check_corpus(source, corpus, entries)
     return CollectedRole(role=role, source=source, entries=entries, shards=shards, corpus=corpus)
+
+
+def check_contents(source: Path, names: tuple[str, ...]) -> None:
+    """TreeFault for the first file that is not what its name says: named as what it is, before a reader calls it unreadable."""
+    for name in names:
+        if not (source / name).is_symlink() and (source / name).is_file() and (what := content_fault(source / name)) is not None:
+            raise TreeFault(source / name, what)
 
 
 def check_disjoint(collected: tuple[CollectedRole, ...]) -> None:
@@ -118,6 +127,13 @@ def stage_role(plan: Plan, split: Split, digest: str, courier: Courier) -> bool:
 def _included(source: Path, include: tuple[str, ...]) -> tuple[str, ...]:
     """Files below `source` that match a pattern, by their path or by their name alone."""
     return tuple(name for name in files_below(source) if any(fnmatchcase(name, each) or fnmatchcase(Path(name).name, each) for each in include))
+
+
+def _shown(source: Path, role: DataRole) -> tuple[str, ...]:
+    """Files of a role before anybody knows which of them it really has: an index that is a pointer lists nothing."""
+    if role.shard_split is None:
+        return _included(source, role.include)
+    return tuple(sorted(each.name for each in source.iterdir() if any(fnmatchcase(each.name, pattern) for pattern in role.include)))
 
 
 def _unreadable(role: DataRole, path: Path, what: str) -> ExplainedError:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fleetd import faults
+from fleetd.contents import difference
 from fleetd.files import COPY_CHUNK_BYTES, files_below, sync_folder
 from policies.manifest import MANIFEST_NAME, FileEntry, directory_digest, manifest_body, manifest_entries
 
@@ -107,7 +108,9 @@ def tree_fault(folder: Path, digest: str) -> TreeFault | None:
         for entry in entries:
             found = read_entry(folder, entry.path)
             if found != entry:
-                what = f"its SHA-256 is {found.sha256} in {found.bytes} bytes, the manifest says {entry.sha256} in {entry.bytes}"
+                what = difference(
+                    folder / entry.path, found_bytes=found.bytes, found_sha256=found.sha256, expected_bytes=entry.bytes, expected_sha256=entry.sha256,
+                )
                 return TreeFault(folder / entry.path, what)
         extra = sorted(set(files_below(folder)) - {entry.path for entry in entries} - {MANIFEST_NAME})
     except TreeFault as fault:

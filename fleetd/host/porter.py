@@ -37,6 +37,7 @@ WORDS_BYTES_MAX = 4000
 LOG_BYTES_MAX = 4 * 1024 * 1024
 ENTRY = "fleetd/host/__main__.py"
 KINDS = ("releases", "datasets", "models")
+LFS_HEAD = b"version https://git-lfs.github.com/spec/"
 COMPILED = ("policies", "fleetd", "libraries")
 _DIGEST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 LEFTOVER = re.compile(r"\.tmp-.+-(\d+)")
@@ -231,12 +232,17 @@ def wrong_with(folder: str, files: list[list[Any]], told: Callable[[int], None] 
             if path not in expected:
                 return f"{path} does not belong there"
             size, sha256 = expected.pop(path)
-            digest = hashlib.sha256()
+            digest, head, whole = hashlib.sha256(), b"", size
             with open(os.path.join(folder, path), "rb") as file:
                 while part := file.read(CHUNK_BYTES):
                     digest.update(part)
+                    head = head or part
                     size -= len(part)
                     told(len(part))
+            if size and head.startswith(LFS_HEAD):
+                return f"{path} is a Git LFS pointer, not the file itself"
+            if size > 0:
+                return f"{path} is cut short: {whole - size} of {whole} bytes"
             if size or digest.hexdigest() != sha256:
                 return f"{path} has the SHA-256 {digest.hexdigest()}, it should have {sha256}"
     return f"{next(iter(expected))} is missing" if expected else None
