@@ -57,7 +57,10 @@ class Board:
     def see(self, plan: HostPlan, now: datetime) -> None:
         """A session with this host begins now; or its plan changed."""
         known = self.hosts.get(plan.name)
-        self.hosts[plan.name] = HostSight(plan=plan, asked_since=now) if known is None else replace(known, plan=plan)
+        if known is None:
+            self.hosts[plan.name] = HostSight(plan=plan, asked_since=now)
+        elif known.plan != plan:
+            self.hosts[plan.name] = replace(known, plan=plan)
 
     def job_started(self, job: Job) -> None:
         self._jobs_running.add(job.key)

@@ -18,7 +18,10 @@ from fleetd.model import HostFacts, RunReport
 from policies.errors import ExplainedError, RequestRefused
 
 REQUESTS_MAX = 64
-POLLS_MAX = 256
+NEWS_PER_HOST_MAX = 64
+"""Of each host, so that no number of hosts, and none that talks much, costs another one its news."""
+HOST_NEWS_SECONDS = 0.1
+"""News of hosts waits this long for more of it: many hosts cost no more ticks than a few. Whatever somebody waits for does not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +52,7 @@ class HostTrouble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
-    """Everything that came since the last tick, each kind in its order of arrival."""
+    """Everything that came since the last tick, each kind in its order of arrival, the news of hosts by host."""
 
     asked: tuple[tuple[int, str, dict[str, Any]], ...] = ()
     hosts: tuple[HostAnswer | HostTrouble, ...] = ()
@@ -68,10 +71,10 @@ class _Asking:
 class Inbox:
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._wake = threading.Event()
+        self._urgent, self._any = threading.Event(), threading.Event()
         self._numbers = itertools.count(1)
         self._asked: deque[tuple[int, str, dict[str, Any]]] = deque()
-        self._hosts: deque[HostAnswer | HostTrouble] = deque()
+        self._hosts: dict[str, deque[HostAnswer | HostTrouble]] = {}
         self._jobs: deque[JobDone] = deque()
         self._orders: deque[OrderDone] = deque()
         self._asking: dict[int, _Asking] = {}
@@ -85,7 +88,7 @@ class Inbox:
             number = next(self._numbers)
             self._asking[number] = asking
             self._asked.append((number, kind, body))
-        self._wake.set()
+        self.wake()
         answered = asking.answered.wait(wait_seconds)
         with self._guard:
             self._asking.pop(number, None)
@@ -105,34 +108,36 @@ class Inbox:
             return request.number in self._asking
 
     def put_host(self, news: HostAnswer | HostTrouble) -> None:
-        """News of a host. The oldest goes when the loop is far behind: notices come again until they are acknowledged."""
+        """News of a host. Its oldest goes when the loop is far behind: notices come again until they are acknowledged."""
         with self._guard:
-            if len(self._hosts) >= POLLS_MAX:
-                self._hosts.popleft()
-            self._hosts.append(news)
-        self._wake.set()
+            self._hosts.setdefault(news.host, deque(maxlen=NEWS_PER_HOST_MAX)).append(news)
+        self._any.set()
 
     def put_job(self, done: JobDone) -> None:
         with self._guard:
             self._jobs.append(done)
-        self._wake.set()
+        self.wake()
 
     def put_order(self, done: OrderDone) -> None:
         with self._guard:
             self._orders.append(done)
-        self._wake.set()
+        self.wake()
 
     def wake(self) -> None:
-        self._wake.set()
+        self._urgent.set()
+        self._any.set()
 
     def wait(self, seconds: float) -> None:
         """Return when there is news, when it is time for a tick, or after `seconds`."""
-        self._wake.wait(seconds)
+        if self._any.wait(seconds):
+            self._urgent.wait(min(HOST_NEWS_SECONDS, seconds))
 
     def drain(self) -> News:
         with self._guard:
-            self._wake.clear()
-            news = News(asked=tuple(self._asked), hosts=tuple(self._hosts), jobs=tuple(self._jobs), orders=tuple(self._orders))
+            self._urgent.clear()
+            self._any.clear()
+            hosts = tuple(news for each in self._hosts.values() for news in each)
+            news = News(asked=tuple(self._asked), hosts=hosts, jobs=tuple(self._jobs), orders=tuple(self._orders))
             for queue in (self._asked, self._hosts, self._jobs, self._orders):
                 queue.clear()
         return news
