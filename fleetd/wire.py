@@ -24,6 +24,7 @@ PROTOCOL = 1
 
 T = TypeVar("T")
 
+_PLAIN = frozenset({str, int, float, bool, type(None)})
 _HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 """Where a surrogate may stand: as an escape, which is whole where two make a pair, or as such."""
 
@@ -34,8 +35,11 @@ class WireError(ValueError):
 
 def encode(value: Any) -> Any:
     """Plain JSON values for a dataclass, enum, moment, tuple or mapping of them."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    kind = type(value)
+    if kind in _PLAIN:  # most of them, so they come first
+        return value
+    if dataclasses.is_dataclass(kind):
+        return {name: encode(getattr(value, name)) for name in _names(kind)}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, datetime):
@@ -139,16 +143,22 @@ def _decode_union(kind: Any, value: Any, where: str) -> Any:
 def _decode_dataclass(kind: type, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise WireError(f"{where}: expected an object, found {type(value).__name__}")
-    hints = _hints(kind)
     arguments: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):
-        if field.name in value:
-            arguments[field.name] = _decode(hints[field.name], value[field.name], f"{where}.{field.name}")
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise WireError(f"{where}: {field.name} is missing")
+    for name, hint, is_needed in _fields(kind):
+        if name in value:
+            arguments[name] = _decode(hint, value[name], f"{where}.{name}")
+        elif is_needed:
+            raise WireError(f"{where}: {name} is missing")
     return kind(**arguments)
 
 
 @lru_cache(maxsize=256)
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+@lru_cache(maxsize=256)
+def _fields(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
+    """Of each field of a dataclass: its name, its type, and whether a value has to be given."""
+    hints, missing = typing.get_type_hints(kind), dataclasses.MISSING
+    return tuple((field.name, hints[field.name], field.default is missing and field.default_factory is missing) for field in dataclasses.fields(kind))

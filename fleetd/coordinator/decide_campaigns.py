@@ -80,7 +80,8 @@ def _stage_data(pen: Pen, campaign_id: str) -> None:
     used = {candidate.host for candidate in campaign.plan.candidates}
     if _goes_on_elsewhere(pen, campaign_id):
         used.add("any")  # the host that the plan named for it is gone
-    missing = [each for each in campaign.plan.hosts if (each.name in used or "any" in used) and f"{each.name}:campaign" not in campaign.staged]
+    staged = frozenset(campaign.staged)
+    missing = [each for each in campaign.plan.hosts if (each.name in used or "any" in used) and f"{each.name}:campaign" not in staged]
     for host in missing:
         if _answers(pen, host.name) and not _waits_for_neighbour(pen, campaign_id, host, {each.name for each in missing}):
             pen.start(Job(key=f"stage:{campaign_id}:{host.name}", kind="stage", campaign_id=campaign_id, host=host.name, body={"what": "campaign"}))

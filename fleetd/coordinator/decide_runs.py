@@ -7,6 +7,7 @@ what hosts have acknowledged, so that a restarted coordinator sends what may be 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -43,12 +44,13 @@ def place_runs(pen: Pen) -> None:
                 pen.move_run(run_id, RunState.STARTING, f"its placing on {run.host} was cut short; the order goes to it again")
 
 
-def committed(fleet: Fleet, sight: Sight, host: str) -> tuple[tuple[str, int], ...]:
-    """What the runs that are not settled hold on a host, over all campaigns and beyond them: (candidate, bytes)."""
+def committed(fleet: Fleet, sight: Sight, host: str, runs: Iterable[Run] | None = None) -> tuple[tuple[str, int], ...]:
+    """What the runs that are not settled hold on a host, over all campaigns and beyond them: (candidate, bytes). `runs` are those of this host,
+    for whoever asks about every host and has them already."""
     has_accelerator = _has_accelerator(sight, host)
     known = tuple(
         (run.candidate, asked_bytes(fleet.campaigns[run.campaign_id], run, has_accelerator=has_accelerator))
-        for run in fleet.runs.values() if run.host == host and run.state in _HOLDS_MEMORY
+        for run in (fleet.runs.values() if runs is None else runs) if run.host == host and run.state in _HOLDS_MEMORY
     )
     unknown = strangers_on(fleet, host, sight.hosts.get(host))
     return (*known, *((f"{each.run_id}, unknown here", memory_bytes(each, has_accelerator=has_accelerator)) for each in unknown))

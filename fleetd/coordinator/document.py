@@ -18,7 +18,7 @@ from fleetd.coordinator.decide_runs import committed
 from fleetd.coordinator.sight import HostSight, Sight
 from fleetd.coordinator.specs import candidate_of, wish
 from fleetd.coordinator.strangers import Stranger, strangers_on
-from fleetd.coordinator.targets import is_over
+from fleetd.coordinator.targets import is_over, runs_by_host
 from fleetd.coordinator.verdict import judge
 from fleetd.fleet import Campaign, Fleet, Host, Mark, Run
 from fleetd.model import Observation
@@ -201,11 +201,12 @@ def _selectable(campaign: Campaign, run: Run) -> bool | str:
 
 
 def _hosts(fleet: Fleet, sight: Sight, now: datetime) -> list[dict[str, Any]]:
-    names = dict.fromkeys((*shown_hosts(fleet), *forgotten_hosts(sight), *fleet.hosts))
-    return [_host(fleet, sight, name, fleet.hosts.get(name), sight.hosts.get(name), now) for name in names]
+    names, runs = dict.fromkeys((*shown_hosts(fleet), *forgotten_hosts(sight), *fleet.hosts)), runs_by_host(fleet)
+    return [_host(fleet, sight, name, runs.get(name, []), now) for name in names]
 
 
-def _host(fleet: Fleet, sight: Sight, name: str, known: Host | None, seen: HostSight | None, now: datetime) -> dict[str, Any]:
+def _host(fleet: Fleet, sight: Sight, name: str, runs: list[Run], now: datetime) -> dict[str, Any]:
+    known, seen = fleet.hosts.get(name), sight.hosts.get(name)
     age_seconds = (now - seen.answered_at).total_seconds() if seen is not None and seen.answered_at is not None else None
     facts, measured_at = (seen.facts, seen.measured_at) if seen is not None else (None, None)
     capacity = (seen.plan.capacity_bytes if seen is not None else None) or (facts.memory_total_bytes if facts is not None else None)
@@ -216,7 +217,7 @@ def _host(fleet: Fleet, sight: Sight, name: str, known: Host | None, seen: HostS
         "age_seconds": age_seconds, "facts": encode(facts) if facts is not None else None,
         "memory_available_bytes": _aged(seen.memory_available_bytes if seen else None, measured_at, now),
         "disk_free_bytes": _aged(seen.disk_free_bytes if seen else None, measured_at, now),
-        "committed_bytes": sum(amount for _, amount in committed(fleet, sight, name)), "capacity_bytes": capacity,
+        "committed_bytes": sum(amount for _, amount in committed(fleet, sight, name, runs)), "capacity_bytes": capacity,
         "drained": _mark(known.drained) if known is not None else None, "fenced": _mark(known.fenced) if known is not None else None,
         "clock_skew_seconds": _aged(seen.skew_seconds if seen else None, seen.answered_at if seen else None, now),
         "left_behind": list(known.superseded) if known is not None else [],

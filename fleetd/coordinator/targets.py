@@ -42,6 +42,15 @@ def is_time(campaign: Campaign, run: Run) -> bool:
     return campaign.stage is CampaignStage.TRAINING or (campaign.stage is CampaignStage.PILOT and has_pilot(campaign, run))
 
 
+def runs_by_host(fleet: Fleet) -> dict[str, list[Run]]:
+    """Every placed run, below the host that has it: one pass, for whoever asks about each host."""
+    found: dict[str, list[Run]] = {}
+    for run in fleet.runs.values():
+        if run.host is not None:
+            found.setdefault(run.host, []).append(run)
+    return found
+
+
 def training_stage(fleet: Fleet, campaign: Campaign) -> CampaignStage:
     """Where a campaign goes on when its trainings begin or are resumed: through the pilot, until one has passed and none is under way."""
     piloted = [run for run in (fleet.runs[run_id] for run_id in campaign.runs) if has_pilot(campaign, run) and run.successor is None]

@@ -108,8 +108,11 @@ def skew_words(name: str, host: HostSight) -> str:
 def _full_disks(sight: Sight, live: list[Run]) -> list[tuple[str, datetime | None]]:
     """Hosts on which a live run can't be recorded any more: it may have ended, and nobody could write down how."""
     found: list[tuple[str, datetime | None]] = []
+    by_host: dict[str | None, list[Run]] = {}
+    for run in live:
+        by_host.setdefault(run.host, []).append(run)
     for name, host in sight.hosts.items():
-        here = [run for run in live if run.host == name]
+        here = by_host.get(name, [])
         alarms = [f"{run.candidate}: {alarm}" for run in here for alarm in _alarms(sight, run) if alarm.startswith(_CANNOT_WRITE)]
         free_bytes = host.disk_free_bytes
         is_full = free_bytes is not None and free_bytes < DISK_FREE_BYTES_MIN
