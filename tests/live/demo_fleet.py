@@ -1,203 +1,180 @@
 """`make demo-fleet`: the campaign of examples/manpages over real SSH on three test hosts, undisturbed and then disturbed, and both compared.
 
-    disturbed   spark-a is cut off for a minute; spark-b loses power and comes back; the coordinator is killed and started again
-    compared    the same selection, and for every candidate the same checkpoint digests, so the same weights, moments and generators
+    undisturbed   slow on gx10, middle on spark-a, fast on spark-b; one is chosen, frozen and judged
+    disturbed     spark-a is cut off for a minute; meanwhile spark-b loses power and comes back, and the coordinator is killed and started again
+    compared      the choice, every loss and every checkpoint digest, the chosen weights byte by byte, the figures on the test split;
+                  who was started again and who was not
 
-The two campaigns run one after the other on the same hosts. It exits 1 when anything differs, and prints what was seen. Needs root.
+The campaigns run one after the other on the same hosts, each with a coordinator and roots of its own. It exits 1 when anything differs. Needs root.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "live")]
 
-from fleet.hosts import Hosts  # noqa: E402  (the test hosts, found by their path)
+from demo_campaign import PLACES, Campaign  # noqa: E402  (beside this file, found by its path)
+from demo_compare import Outcome, compare, outcome_of  # noqa: E402
+from fleet.hosts import Hosts  # noqa: E402  (the test hosts)
 
-EXAMPLE = ROOT / "examples" / "manpages"
-PLACES = {"slow": "gx10", "middle": "spark-a", "fast": "spark-b"}
+NAMES = ("undisturbed", "disturbed")
 BEGUN_SHARE = 0.2
 """The disturbances begin once every training has done this share of its steps, so that there is something to lose."""
+STARTS = {"slow": 1, "middle": 1, "fast": 2}
+"""How often each has to be started in the disturbed campaign: only the power loss ends a trainer."""
 PARTITION_SECONDS = 60.0
-DARK_SECONDS = 10.0
+POWER_OFF_SECONDS = 5.0
+"""After the cut. The coordinator is killed once it has called spark-a lost; spark-b is switched on after that."""
+DARK_SECONDS = 3.0
+LOST_SECONDS_MAX = 45.0
 WAIT_SECONDS_MAX = 1500.0
-LOOK_SECONDS = 3.0
+LOOK_SECONDS = 1.0
+SHOW_SECONDS = 8.0
 
 
-class Campaign:
-    """One coordinator with a state directory of its own, and the campaign that it is given."""
+class Show:
+    """What the person sees: one line a moment, by the clock of the demo."""
 
-    def __init__(self, place: Path, hosts: Hosts, name: str, steps: int) -> None:
-        self.place, self.name = place / name, name
-        self.place.mkdir()
-        self.environment = {**os.environ, "FLEETD_STATE": str(self.place / "state"), "NO_COLOR": "1"}
-        self.plan = self.place / "plan.yaml"
-        self.plan.write_text(yaml.safe_dump(over_ssh(hosts, name, steps), sort_keys=False), encoding="utf-8")
-        self.campaign_id = ""
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._shown, self._shown_at, self._word = "", 0.0, ""
 
-    def type(self, *words: str, expect: tuple[int, ...] = (0,), show: bool = True) -> str:
-        """Type one command and return what it printed."""
-        if show:
-            print(f"\n$ fleetd {' '.join(words)}", flush=True)
-        done = subprocess.run([sys.executable, "-m", "fleetd.screens.cli", *words], env=self.environment, cwd=ROOT, capture_output=True, text=True,
-                              check=False)
-        if show:
-            print(done.stdout + done.stderr, end="", flush=True)
-        if done.returncode not in expect:
-            sys.exit(f"`fleetd {' '.join(words)}` gave {done.returncode}\n{done.stdout}{done.stderr}")
-        return done.stdout
+    def title(self, text: str) -> None:
+        print(f"\n── {text} {'─' * max(0, 76 - len(text))}", flush=True)
 
-    def status(self) -> dict[str, Any]:
-        document: dict[str, Any] = json.loads(self.type("status", "--json", expect=(0, 8), show=False))
-        return document
+    def say(self, text: str, because: str = "") -> None:
+        seconds = time.monotonic() - self._began
+        print(f"{int(seconds) // 60:3}:{int(seconds) % 60:02}  {text:<46}{'  ' if because else ''}{because}".rstrip(), flush=True)
 
-    def launch(self) -> None:
-        self.campaign_id = json.loads(self.type("launch", str(self.plan), "--json"))["campaign_id"]
+    def look(self, document: dict[str, Any], campaign_id: str) -> None:
+        """One line of progress, each few seconds, and the verdict whenever its word changes."""
+        verdict, campaign = document["verdict"], next(each for each in document["campaigns"] if each["campaign_id"] == campaign_id)
+        if verdict["word"] != self._word:
+            self._word = verdict["word"]
+            self.say(f"status says {verdict['word']}: {verdict['text']}")
+        line = f"{campaign['stage']:<11}" + "".join(f"{progress(run):<28}" for run in document["runs"] if not self._is_old(run))
+        if line != self._shown and time.monotonic() - self._shown_at >= SHOW_SECONDS:
+            self._shown, self._shown_at = line, time.monotonic()
+            self.say(line)
 
-    def until(self, what: str, met: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        print(f"… until {what}", flush=True)
-        end = time.monotonic() + WAIT_SECONDS_MAX
-        while time.monotonic() < end:
-            document = self.status()
-            if met(document):
-                return document
-            time.sleep(LOOK_SECONDS)
-        sys.exit(f"not within {WAIT_SECONDS_MAX:.0f} s: {what}\n{self.type('status', expect=(0, 8), show=False)}")
-
-    def finish(self) -> dict[str, Any]:
-        """Wait for the end; what was chosen, and the digest of every checkpoint that each candidate left on its host."""
-        self.until("the campaign is over", lambda document: bool(document["campaigns"][0]["is_over"]))
-        self.type("status", expect=(0, 8))
-        campaign = self.status()["campaigns"][0]
-        if campaign["stage"] != "evaluated":
-            sys.exit(f"it ended {campaign['stage']}: {campaign['detail']}")
-        return {"selection": selection_of(campaign), "story": self.story()}
-
-    def story(self) -> dict[str, set[str]]:
-        """Of every candidate, each loss and each checkpoint's digest that its log ever named. A step done twice adds nothing when it is the same."""
-        found: dict[str, set[str]] = {}
-        for path in sorted((self.place / "state").glob("campaigns/*/store/runs/*/log.jsonl")):
-            candidate = path.parent.name.rsplit("-", 1)[-1]
-            if candidate in PLACES:
-                records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("{") and line.endswith("}")]
-                saves = (record for record in records if record.get("event") == "save" and "digest" in record)
-                losses = {f"step {record['step']} loss {record['loss']!r}" for record in records if "loss" in record}
-                found[candidate] = losses | {f"step {record['step']} checkpoint {record['digest']}" for record in saves}
-        return found
-
-    def kill_coordinator(self) -> None:
-        pid = int(self.status()["coordinator"]["pid"])
-        print(f"\n--- SIGKILL to the coordinator, pid {pid}", flush=True)
-        os.kill(pid, signal.SIGKILL)
-        time.sleep(DARK_SECONDS)
-        self.type("daemon", "start")
-
-    def close(self) -> None:
-        self.type("stop", "--all", "--now", expect=(0, 1, 4, 6), show=False)
-        os.kill(int(self.status()["coordinator"]["pid"]), signal.SIGTERM)
+    def _is_old(self, run: dict[str, Any]) -> bool:
+        return bool(run["kind"] == "train" and run["state"] == "finished" and self._shown.startswith(("frozen", "evaluated")))
 
 
-def over_ssh(hosts: Hosts, name: str, steps: int) -> dict[str, Any]:
-    """The example's plan with its three candidates on three hosts, for so many steps."""
-    plan: dict[str, Any] = yaml.safe_load((EXAMPLE / "plan.yaml").read_text(encoding="utf-8"))
-    plan["name"] = f"manpages-{name}"
-    plan["deadline"] = "60m"
-    plan["defaults"]["training"]["steps"] = steps
-    plan["defaults"]["training"]["optimizer"]["warmup"] = steps // 10
-    for cadence in ("checkpoint", "validation"):
-        plan["defaults"][cadence]["every_steps"] = max(1, steps // 3)
-    plan["hosts"] = {
-        host: {"transport": "ssh", "ssh_config": str(hosts.ssh_config), "root": f"/srv/fleetd-{name}", "python": sys.executable,
-               "capacity": "4GiB", "floor": "256MiB"}
-        for host in PLACES.values()
-    }
-    for role in plan["data"].values():
-        role["shards"] = str(EXAMPLE / "data")
-    for candidate, host in PLACES.items():
-        plan["candidates"][candidate]["host"] = host
-    return plan
+def progress(run: dict[str, Any]) -> str:
+    step, last = run["step"]["value"], run["last_step_at"]["age_seconds"]
+    state = "" if run["state"] == "running" else f" {run['state']}"
+    age = f" {last:.0f} s ago" if run["state"] in ("running", "lost") and last is not None and last > SHOW_SECONDS else ""
+    return f"{run['candidate']} {'?' if step is None else step}/{run['steps_planned'] or '?'}{state}{age}"
 
 
-def selection_of(campaign: dict[str, Any]) -> dict[str, Any]:
-    selection = campaign["selection"]
-    rows = [{key: row[key] for key in ("candidate", "step", "value", "eligible")} for row in selection["table"]]
-    return {"candidate": selection["candidate"], "step": selection["step"], "checkpoint": selection["checkpoint_digest"], "value": selection["value"],
-            "table": rows}
+def follow(show: Show, campaign: Campaign, met: Callable[[dict[str, Any]], bool], seconds_max: float = WAIT_SECONDS_MAX) -> dict[str, Any]:
+    """Watch until `met`; the document in which it was. SystemExit when it takes too long, with what status says."""
+    end = time.monotonic() + seconds_max
+    while True:
+        document = campaign.status()
+        show.look(document, campaign.campaign_id)
+        if met(document):
+            return document
+        if time.monotonic() > end:
+            sys.exit(f"not within {seconds_max:.0f} s\n{campaign.type('status', expect=(0, 8))}")
+        time.sleep(LOOK_SECONDS)
 
 
-def disturb(campaign: Campaign, hosts: Hosts) -> None:
-    """Partition, power loss and a killed coordinator, overlapping as they do when it is night."""
-    print(f"\n--- spark-a is cut off for {PARTITION_SECONDS:.0f} s; boot {hosts['spark-b'].boot_id[:8]} of spark-b ends", flush=True)
+def disturb(show: Show, campaign: Campaign, hosts: Hosts) -> None:
+    """A partition, and in it a power loss and the coordinator's death: what a bad night brings at once."""
     hosts["spark-a"].cut()
-    healer = threading.Timer(PARTITION_SECONDS, hosts["spark-a"].heal)
-    healer.start()
+    cut_seconds = time.monotonic()
+    show.say(f"spark-a is cut off for {PARTITION_SECONDS:.0f} s", "its training goes on alone; nobody may start it elsewhere")
+    follow(show, campaign, lambda document: time.monotonic() > cut_seconds + POWER_OFF_SECONDS)
+    before = hosts["spark-b"].boot_id
     hosts["spark-b"].power_off()
+    show.say("spark-b loses power", "its trainer is gone; only its complete checkpoints are left")
+    follow(show, campaign, lambda document: state_of(document, "middle") == "lost", LOST_SECONDS_MAX)
+    show.say("spark-a is called lost, not dead", "silence proves nothing: nothing was started again")
+    killed = campaign.kill_coordinator()
+    show.say(f"the coordinator is killed, pid {killed}", "SIGKILL; no host notices")
     time.sleep(DARK_SECONDS)
-    campaign.type("status", expect=(0, 8))
-    campaign.kill_coordinator()
+    campaign.type("daemon", "start")
+    began = campaign.coordinator()
+    show.say(f"the coordinator is started again, pid {began['pid']}", f"it replays its journal; to hosts it is generation {began['generation']}")
     hosts["spark-b"].power_on()
-    print(f"\n--- spark-b is on again, boot {hosts['spark-b'].boot_id[:8]}", flush=True)
-    healer.join()
-    print("\n--- spark-a is reached again", flush=True)
-    campaign.until("no host is silent", lambda document: all(host["reachable"] for host in document["hosts"]))
-    campaign.type("status", expect=(0, 8))
+    show.say(f"spark-b is switched on, boot {before[:8]} is now {hosts['spark-b'].boot_id[:8]}", "another boot proves that its trainer is dead")
+    follow(show, campaign, lambda document: time.monotonic() > cut_seconds + PARTITION_SECONDS)
+    hosts["spark-a"].heal()
+    show.say("spark-a is reached again", "what it did meanwhile is told now, in order")
+    follow(show, campaign, lambda document: all(host["reachable"] for host in document["hosts"]))
 
 
-def main(steps: int) -> int:
-    begun_step = max(1, round(steps * BEGUN_SHARE))
-    with tempfile.TemporaryDirectory(prefix="fleetd-demo-") as folder, Hosts() as hosts:
-        for host in hosts:
-            host.run("install", "-d", "-o", "fleet", "-g", "fleet", "/srv")
-        outcomes = {}
-        for name in ("undisturbed", "disturbed"):
-            campaign = Campaign(Path(folder), hosts, name, steps)
-            campaign.type("check", str(campaign.plan))
-            campaign.launch()
-            try:
-                if name == "disturbed":
-                    campaign.until(f"every training is past step {begun_step}",
-                                   lambda document: min((run["step"]["value"] or 0) for run in document["runs"]) >= begun_step)
-                    disturb(campaign, hosts)
-                outcomes[name] = campaign.finish()
-                attempts = {run["candidate"]: run["attempt"] for run in campaign.status()["runs"]}
-                print(f"\n{name}: attempts {attempts}", flush=True)
-            finally:
-                campaign.close()
-        return compare(outcomes["undisturbed"], outcomes["disturbed"])
+def state_of(document: dict[str, Any], candidate: str) -> str:
+    return next(str(run["state"]) for run in document["runs"] if run["candidate"] == candidate)
 
 
-def compare(undisturbed: dict[str, Any], disturbed: dict[str, Any]) -> int:
-    same_choice = undisturbed["selection"] == disturbed["selection"]
-    stories = undisturbed["story"], disturbed["story"]
-    # A checkpoint more, made at another step on the way out, is no difference; another loss or digest for the same step is one.
-    missing = {candidate: sorted(facts - stories[1].get(candidate, set()))[:3] for candidate, facts in stories[0].items()}
-    more = {candidate: facts - stories[0].get(candidate, set()) for candidate, facts in stories[1].items()}
-    other = {candidate: sorted(fact for fact in facts if " loss " in fact)[:3] for candidate, facts in more.items()}
-    same_story = not any(missing.values()) and not any(other.values()) and set(stories[0]) == set(PLACES)
-    counts = {candidate: len(facts) for candidate, facts in stories[0].items()}
-    print(f"\nchosen: {undisturbed['selection']['candidate']} at step {undisturbed['selection']['step']}, checkpoint "
-          f"{undisturbed['selection']['checkpoint'][:12]}; disturbed: {disturbed['selection']['candidate']} at step "
-          f"{disturbed['selection']['step']}, checkpoint {disturbed['selection']['checkpoint'][:12]}")
-    print(f"selection: {'equal' if same_choice else 'DIFFERENT'}")
-    print(f"losses and checkpoint digests {counts}: {'equal' if same_story else f'DIFFERENT: missing {missing}, other {other}'}")
-    return 0 if same_choice and same_story else 1
+def run_campaign(show: Show, campaign: Campaign, steps: int, hosts: Hosts | None) -> Outcome:
+    """From the launch to the end; `hosts` are disturbed on the way where they are given."""
+    campaign.launch()
+    show.say("launched: " + ", ".join(f"{candidate} on {host}" for candidate, host in PLACES.items()), campaign.campaign_id)
+    begun = max(1, round(steps * BEGUN_SHARE))
+    follow(show, campaign, lambda document: min((run["step"]["value"] or 0) for run in document["runs"]) >= begun)
+    if hosts is not None:
+        disturb(show, campaign, hosts)
+    document = follow(show, campaign, lambda document: bool(campaign_of(document, campaign)["is_over"]))
+    ended = campaign_of(document, campaign)
+    if ended["stage"] != "evaluated":
+        sys.exit(f"it ended {ended['stage']}: {ended['detail']}\n{campaign.type('status', expect=(0, 8))}")
+    found = outcome_of(campaign, ended)
+    show.say(f"evaluated: {found.candidate} at step {found.step} was chosen", f"{found.value:.4f} nats a token, checkpoint {found.checkpoint[:12]}")
+    return found
+
+
+def campaign_of(document: dict[str, Any], campaign: Campaign) -> dict[str, Any]:
+    found: dict[str, Any] = next(each for each in document["campaigns"] if each["campaign_id"] == campaign.campaign_id)
+    return found
+
+
+def main(steps: int, names: tuple[str, ...], kept: Path | None) -> int:
+    show = Show()
+    folder = Path(tempfile.mkdtemp(prefix="fleetd-demo-"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that hosts and coordinators go with us
+    try:
+        with Hosts() as hosts:
+            show.title("three test hosts")
+            for host in hosts:
+                host.run("install", "-d", "-o", "fleet", "-g", "fleet", "/srv")
+                show.say(f"{host.name} at {host.address}", f"its own network, processes and sshd; boot {host.boot_id[:8]}")
+            for name in names:
+                show.title(f"{name}, {steps} steps for each candidate")
+                campaign = Campaign(folder, hosts.ssh_config, name, steps)
+                try:
+                    run_campaign(show, campaign, steps, hosts if name == "disturbed" else None).keep((kept or folder) / f"{name}.json")
+                finally:
+                    campaign.close()
+        outcomes = [(kept or folder) / f"{name}.json" for name in NAMES]
+        if not all(path.exists() for path in outcomes):
+            return 0
+        show.title("compared")
+        return compare(Outcome.kept(outcomes[0]), Outcome.kept(outcomes[1]), STARTS)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="The example's campaign over SSH, undisturbed and disturbed.")
     parser.add_argument("--steps", type=int, default=300, help="Of each training; the example itself has 300.")
-    sys.exit(main(parser.parse_args().steps))
+    parser.add_argument("--only", choices=NAMES, help="One of the two now, and the other one another time, with the same --keep.")
+    parser.add_argument("--keep", type=Path, help="A folder for what each of the two left; they are compared once both are there.")
+    given = parser.parse_args()
+    if os.geteuid() != 0:
+        sys.exit("the test hosts are made of namespaces and bridges: this needs root")
+    sys.exit(main(given.steps, (given.only,) if given.only else NAMES, given.keep))
