@@ -2,7 +2,7 @@
 
     orders     every connection of a host is killed at a random moment between the first packet of a new connection and the running trainer,
                CUTS times from SEED, while the start is ordered again until it is acknowledged: exactly one trainer afterwards
-    cuts       the same during launches by the whole coordinator
+    cuts       the same during launches by the whole coordinator, before, during and after the start order (launch_cuts.py)
     silence    one of three hosts is cut off: how long `status` takes, what it says, and that nothing was started again when it is back
     slow       300 ms and 5 % loss towards a host: a launch and a stop
 Each line it prints is measured in this run; it exits 1 when a promise is broken.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import random
 import shutil
 import statistics
@@ -41,6 +40,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "live")]
 
 from fleet.hosts import Hosts  # noqa: E402
+from launch_cuts import run_cuts  # noqa: E402
 from live_fleet import Fleet, words_of  # noqa: E402  (the live tests' own installation, found by its path)
 from sshd import Sshd  # noqa: E402
 
@@ -62,50 +62,10 @@ def plan_of(fleet: Fleet, name: str, hosts: dict[str, Any], candidates: dict[str
     return fleet.plan(name, hosts=hosts, candidates=candidates, defaults=defaults, data={}, after_freeze={"evaluate": [], "report": False})
 
 
-def prove_cuts(count: int, seed: int) -> None:
-    """Cut the connections once during each launch, at a moment drawn from the seed; then let it be, and count trainers."""
-    dice = random.Random(seed)
-    fleet, counts = Fleet(ROOT), {0: 0, 1: 0, 2: 0}
-    folder = Path(tempfile.mkdtemp(prefix="fleetd-cuts-"))
-    host = Sshd(folder / "spark-a", "spark-a")
-    cut_connections, reached, window_seconds = 0, [], 0.0
-    body = {"transport": "ssh", "ssh_config": str(host.ssh_config), "root": str(fleet.host_root), "capacity": "2GiB", "floor": "64MiB"}
-    try:
-        for number in range(-1, count):  # the first one is left alone: it says how long a launch takes here, and so when to cut the others
-            marker = f"{70000 + number}"
-            plan = plan_of(fleet, f"cut-{number}", {"spark-a": body}, {"one": {"command": ["sleep", marker]}})
-            delay_seconds, killed = dice.uniform(0.0, window_seconds), []
-            timer = threading.Timer(delay_seconds, lambda killed=killed: killed.append(host.cut()))
-            if number >= 0:
-                timer.start()
-            started_seconds = time.monotonic()
-            done = fleet("launch", str(plan), "--json", expect=None)
-            if number >= 0:
-                timer.join()
-            cut_connections += sum(killed)
-            if done.returncode != 0:
-                counts[0 if not sleepers(fleet, marker) else 2] += 1
-                print(f"      cut {number} at {delay_seconds:.2f} s: launch refused: {done.stderr.splitlines()[:1]}", flush=True)
-                continue
-            campaign_id = json.loads(done.stdout)["campaign_id"]
-            run = wait_for(fleet, campaign_id, "running")
-            if number < 0:
-                window_seconds = time.monotonic() - started_seconds
-            else:
-                reached.append(time.monotonic() - started_seconds)
-            alive = len(sleepers(fleet, marker))
-            counts[min(alive, 2)] += number >= 0
-            if alive != 1 or len(run["attempts_ended"]) != 0:
-                check(False, f"cut {number} at {delay_seconds:.2f} s: {alive} trainers, {len(run['attempts_ended'])} attempts ended")
-            fleet("stop", campaign_id, "--now")
-            fleet("wait", campaign_id, "--timeout", "2m", expect=None)
-    finally:
-        host.stop()
-        fleet.close()
-        shutil.rmtree(folder, ignore_errors=True)
-    print(f"      seed {seed}: a launch takes {window_seconds:.1f} s undisturbed; {cut_connections} connections killed in {count} launches; "
-          f"to running: median {statistics.median(reached):.1f} s, longest {max(reached):.1f} s")
-    check(counts[2] == 0, f"{count} cuts: {counts[1]} times one trainer, {counts[0]} times none (refused, and told so), {counts[2]} times two")
+def prove_cuts(count: int, seed: int, into: Path | None) -> None:
+    """One cut in each of so many launches, before, during and after the start order in turns."""
+    faults = run_cuts(count, seed, into)
+    check(not faults, f"{count} launches cut once each: {'; '.join(faults) or 'never two trainers, and status said which; nobody helped'}")
 
 
 def prove_orders(count: int, seed: int) -> None:
@@ -177,10 +137,6 @@ def is_running(session: SshSession, after: dict[str, int], run_id: str) -> bool:
         return False
     found = next((run for run in runs if run["run_id"] == run_id), None)
     return found is not None and found["observation"] is not None and found["observation"]["state"] == "running"
-
-
-def sleepers(fleet: Fleet, marker: str) -> list[int]:
-    return [process.pid for process in fleet.processes() if words_of(process) == f"sleep {marker}"]
 
 
 def wait_for(fleet: Fleet, campaign_id: str, state: str) -> dict[str, Any]:
@@ -267,6 +223,7 @@ def main() -> int:
     asked.add_argument("parts", nargs="*", default=["hosts", "orders", "cuts"])
     asked.add_argument("--cuts", type=int, default=100)
     asked.add_argument("--seed", type=int, default=1)
+    asked.add_argument("--into", type=Path, help="a file that collects the cut launches of several runs")
     words = asked.parse_args()
     print(subprocess.run(["ssh", "-V"], capture_output=True, text=True, check=False).stderr.strip())
     if "hosts" in words.parts:
@@ -274,7 +231,7 @@ def main() -> int:
     if "orders" in words.parts:
         prove_orders(words.cuts, words.seed)
     if "cuts" in words.parts:
-        prove_cuts(words.cuts, words.seed)
+        prove_cuts(words.cuts, words.seed, words.into)
     print(f"{len(FAILURES)} promises broken")
     return 1 if FAILURES else 0
 

@@ -118,6 +118,22 @@ class Sshd:
             os.kill(pid, signal.SIGKILL)
         return len(pids)
 
+    def leave(self, stall_seconds: float = 0.0) -> int:
+        """End every connection and refuse new ones until `start`; how many there were. `stall_seconds`: they stand still before that. The
+        daemon stands still too while its connections are counted: one that it took in between would outlive all cuts that follow."""
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGSTOP)
+        pids = self.sessions()
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(stall_seconds)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.wait()
+        self._process = None
+        return len(pids)
+
     def freeze(self) -> None:
         """As if the host had lost its network: nothing is answered, nothing is refused."""
         for pid in self.sessions():
