@@ -43,6 +43,8 @@ FILES = 4
 CHUNK_BYTES = 16 * MIB
 TABLE = ROOT / "benchmarks" / "README.md"
 START, END = "<!-- table of benchmarks/staging.py -->", "<!-- end of staging -->"
+SFTP = next((each for each in ("/usr/lib/openssh/sftp-server", "/usr/libexec/openssh/sftp-server", "/usr/lib/ssh/sftp-server")
+             if Path(each).exists()), "sftp-server")
 QUICK = ("-c", "aes128-gcm@openssh.com")
 
 
@@ -83,7 +85,7 @@ class Place:
 
 @contextmanager
 def place_for(folder: Path, megabytes: int) -> Iterator[Place]:
-    host = Sshd(folder / "host", "spark-a")
+    host = Sshd(folder / "host", "spark-a", options=(f"Subsystem sftp {SFTP}",))
     source, timed = folder / "source", Timed()
     source.mkdir()
     for number in range(FILES):

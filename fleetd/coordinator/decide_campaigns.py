@@ -29,6 +29,8 @@ CUTOFF_TOLERANCE_SECONDS_MAX = 180.0
 CUTOFF_MOVE_SECONDS_MIN = 1.0
 ORDER_SECONDS = 10.0
 """An order may need this long to reach a busy host, and its supervisor to read it."""
+NEIGHBOUR_TRIES_MAX = 3
+"""A host waits for a neighbour's data through so many failures of it: the first may be nothing but a session that is not up yet."""
 MODELS_EVALUATED = 2
 """The reserve counts rows for the chosen model and for the unchanged base."""
 
@@ -94,7 +96,8 @@ def _waits_for_neighbour(pen: Pen, campaign_id: str, host: HostPlan, missing: se
     """Whether the host's data will come from a neighbour that is being brought it now. One that is silent or in trouble is not waited for."""
     if host.data_from is None or host.data_from.host not in missing or not _answers(pen, host.data_from.host):
         return False
-    return f"stage:{campaign_id}:{host.data_from.host}" not in pen.sight.job_troubles
+    trouble = pen.sight.job_troubles.get(f"stage:{campaign_id}:{host.data_from.host}")
+    return trouble is None or trouble.count < NEIGHBOUR_TRIES_MAX
 
 
 def _goes_on_elsewhere(pen: Pen, campaign_id: str) -> bool:

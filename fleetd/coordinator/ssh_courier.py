@@ -184,6 +184,7 @@ class SshCourier:
                 try:
                     process = stack.enter_context(self._bulk_shell(hops))
                     stager = start_stager(self._road, self.release, time.monotonic() + START_SECONDS_MAX, ProcessLines(process))
+                    process.forget_files()
                 except (NoSystemSsh, ExplainedError) as fault:
                     words = fault.what if isinstance(fault, ExplainedError) else str(fault)
                     chosen = Road(word=CONTROL, because=f"the system's ssh does not get through: {words}")

@@ -176,6 +176,10 @@ class SshProcess:
             return -1
         return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
+    def forget_files(self) -> None:
+        """Once the login is done ssh has read them, and remembers the key that it has believed: a crash of ours leaves nothing behind."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
     def end(self) -> None:
         """Kill everything in the group. Whoever uses the channel is told by its pipes, and closes it."""
         with self._guard:
@@ -192,7 +196,7 @@ class SshProcess:
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             assert pipe is not None
             pipe.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self.forget_files()
 
     def _when_there_is_room(self, send: Callable[[], int]) -> int:
         while True:

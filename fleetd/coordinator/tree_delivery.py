@@ -126,7 +126,8 @@ class Stager:
             return have, str(fault)
         delivery.begins(sum(offsets.values()))
         self._write(request)
-        answer = self._answer("placed", doing=f"files {link.road}", is_link=True, taken=delivery.moved_to, read=delivery.reads)
+        told = {"taken": delivery.moved_to, "read": delivery.reads, "synced": delivery.settles}
+        answer = self._answer("placed", doing=f"files {link.road}", is_link=True, **told)
         if answer["ok"] is not True:
             return _have(answer), str(answer.get("what"))
         delivery.moved_to(tree.bytes_total - delivery.bytes_there)

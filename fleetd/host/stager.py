@@ -115,6 +115,13 @@ class Stager(Talk):
 
         return told
 
+    def _say(self, answer: dict[str, Any]) -> None:
+        """Nobody to hear it is the same as nobody to speak: what has arrived stays."""
+        try:
+            super()._say(answer)
+        except BrokenPipeError:
+            raise SystemExit("the coordinator is gone") from None
+
     def _take_lock(self, path: str) -> None:
         """Hold the lock file, and be sure that it is the one with that name: its last holder may just have removed it."""
         while True:

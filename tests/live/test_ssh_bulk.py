@@ -142,7 +142,7 @@ def bulk_process(courier: SshCourier) -> SshProcess:
 
 
 def staged(host: Sshd) -> list[str]:
-    return sorted(path.name for path in (host.root / "datasets").iterdir())
+    return sorted(path.name for path in (host.root / "datasets").glob("*"))
 
 
 def fault_of(host: Sshd, source: Source) -> object:
@@ -228,6 +228,23 @@ def test_a_host_that_shows_the_systems_ssh_another_key_gets_its_bytes_on_the_pro
         imposter.stop()
 
 
+def test_bulk_goes_through_the_jump_host_too_and_believes_each_machine_its_own_key_only(
+    spark: Sshd, releases: Releases, source: Source, tmp_path: Path,
+) -> None:
+    inner = Sshd(tmp_path / "inner", "inner")
+    try:
+        inner.configure(ProxyJump=spark.name)
+        inner.ssh_config.write_text(inner.ssh_config.read_text(encoding="utf-8") + spark.ssh_config.read_text(encoding="utf-8"), encoding="utf-8")
+        watched, before = Watched(), spark.log().count("Accepted publickey")
+        with courier_of(inner, releases, watched) as courier:
+            assert source.put(courier) is True
+        assert watched.seen[0].road == SSH
+        assert spark.log().count("Accepted publickey") == before + 2, "the control connection and the bulk went through it"
+        assert fault_of(inner, source) is None
+    finally:
+        inner.stop()
+
+
 def test_nothing_of_the_users_configuration_reaches_the_bulk_connection(spark: Sshd, releases: Releases, source: Source) -> None:
     """An agent to forward, a command to run here, a connection to share: all of it stays out, and the host gets no agent."""
     before, mark = spark.ssh_config.read_bytes(), spark.folder / "local-command-ran"
@@ -263,6 +280,7 @@ def test_a_coordinator_that_leaves_takes_the_transfer_with_it(spark: Sshd, relea
     is_half_way, may_go_on = threading.Event(), threading.Event()
     with courier_of(spark, releases, watched) as courier:
         def stand_still() -> None:
+            assert not Path(bulk_process(courier)._folder).exists(), "a coordinator that is killed now leaves no file behind"
             carriers.append(bulk_process(courier).pid)
             is_half_way.set()
             assert may_go_on.wait(20.0)
@@ -282,7 +300,8 @@ def test_a_coordinator_that_leaves_takes_the_transfer_with_it(spark: Sshd, relea
         sender.join(20.0)
 
     assert failures and not sender.is_alive()
-    assert subprocess.run(["pgrep", "-g", str(carriers[0])], stdout=subprocess.DEVNULL, check=False).returncode == 1
+    with pytest.raises(ProcessLookupError):
+        os.killpg(carriers[0], 0)
     give_up_seconds = time.monotonic() + 20.0
     while stager_environments(spark) and time.monotonic() < give_up_seconds:
         time.sleep(0.02)
