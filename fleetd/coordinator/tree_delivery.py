@@ -126,7 +126,7 @@ class Stager:
             return have, str(fault)
         delivery.begins(sum(offsets.values()))
         self._write(request)
-        told = {"taken": delivery.moved_to, "read": delivery.reads, "synced": delivery.settles}
+        told: dict[str, Callable[[int], None]] = {"taken": delivery.moved_to, "read": delivery.reads, "synced": delivery.settles}
         answer = self._answer("placed", doing=f"files {link.road}", is_link=True, **told)
         if answer["ok"] is not True:
             return _have(answer), str(answer.get("what"))
