@@ -95,6 +95,7 @@ prove-ssh: $(VENV)/ready
 # Tiny trainings stopped by real signals and taken up again, each compared bit for bit with its undisturbed twin: docs/exactness.md.
 prove: $(VENV)/ready
 	$(RUN) tests/trainer/prove_matrix.py
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -q tests/trainer/long_compiled.py
 
 clean:
 	rm -rf $(VENV) .demo

@@ -186,6 +186,8 @@ def _told(run: Run, kind: str, body: dict[str, Any]) -> Run:
     if kind == "validation":
         validated = _validated(body)
         return run if validated in run.validated else replace(run, validated=(*run.validated, validated))
+    if kind == "proof":
+        return replace(run, proof=body)
     return replace(run, pilot=body) if kind == "pilot" else run
 
 

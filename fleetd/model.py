@@ -217,6 +217,7 @@ class Notice:
     checkpoint      step, digest, bytes
     validation      step, value, rows, seconds, sha256
     pilot           step, passed, because
+    proof           step, verdict (exact, inexact or unknown), required, because
     signal          target pid, signal, purpose, verdict (what was verified), or a refusal with what was found
     adopted         supervisor pid, trainer pid, how it was verified
     alarm           text

@@ -171,6 +171,15 @@ class PilotSection(Section):
     """So many steps are the pilot; needed, fewer than those of the training."""
 
 
+class ProofSection(Section):
+    """At its end the last steps of the training are taken again by a fresh process, and every bit is compared. Never beyond the cutoff."""
+
+    steps: Positive | None = None
+    """So many; needed, fewer than those of the training."""
+    required: bool = False
+    """A run that is not exact can't be chosen."""
+
+
 class CheckpointSection(Section):
     every_steps: Positive = 250
     """Save after so many steps."""
@@ -264,6 +273,8 @@ class TrainingSection(Section):
     """auto, cpu, cuda or cuda:0."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of forward and backward."""
+    compile: bool = False
+    """torch.compile the model's body; needs g++ and Python's headers on the host. Recorded: it is another training than without."""
     log_every: Positive = 1
     """Steps between training records."""
 
@@ -296,6 +307,8 @@ class CandidateSection(Section):
     memory_cap: MemoryCap = MemoryCapSection()
     pilot: PilotSection | None = None
     """For fleetd's own trainer; when it fails the campaign ends."""
+    proof: ProofSection | None = None
+    """For fleetd's own trainer; without time for it before the cutoff it is left out."""
     checkpoint: CheckpointSection = CheckpointSection()
     validation: ValidationSection = ValidationSection()
     restarts: RestartsSection = RestartsSection()

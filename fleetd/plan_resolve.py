@@ -284,7 +284,9 @@ def _task(resolution: Resolution, candidate: ResolvedCandidate) -> dict[str, Any
         "checkpoint": {"every_steps": checkpoint.every_steps, "every_seconds": float(checkpoint.every), "keep": checkpoint.keep},
         "validation": {**validation.model_dump(), "minimum_improvement": resolution.file.selection.minimum_improvement},
         "threads": training.threads, "device": training.device, "precision": training.precision, "log_every": training.log_every,
+        **({"compile": True} if training.compile else {}),
         **({"pilot": {"steps": candidate.section.pilot.steps}} if candidate.section.pilot else {}),
+        **({"proof": candidate.section.proof.model_dump()} if candidate.section.proof else {}),
     }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from fleetd.plan_data import check_data
 from fleetd.plan_displace import check_displaced
-from fleetd.plan_model import HostSection
+from fleetd.plan_model import HostSection, PilotSection, ProofSection
 from fleetd.plan_resolve import Resolution, ResolvedCandidate, host_root, read_config
 from fleetd.plan_types import NAME
 from fleetd.plan_units import show_duration, show_moment, write_size
@@ -21,6 +21,7 @@ from fleetd.plan_units import show_duration, show_moment, write_size
 MODEL_TYPES = ("llama", "gpt2")
 NEEDED = {"name": "the campaign", "deadline": "when everything must be done", "hosts": "the machines", "candidates": "the trainings"}
 NAMES_TAKEN = {"all", "any"}
+PROOF_KEEP_MIN = 2
 SSH_KEYS = ("address", "user", "port", "identity_file", "proxy_jump", "ssh_config", "data_from")
 NAME_RULE = "use small letters, digits and -, at most 41, beginning with a letter or digit"
 
@@ -155,7 +156,7 @@ def _check_kind(candidate: ResolvedCandidate) -> None:
         tree.fault(path, "neither `training` nor `command` is set", "add `training:` (fleetd's own trainer) or `command: [program, argument]`")
     own = tree.value["candidates"].get(candidate.name) or {}
     if section.command and not section.training:
-        for key in ("checkpoint", "validation", "pilot"):
+        for key in ("checkpoint", "validation", "pilot", "proof"):
             if key in own:
                 tree.fault(
                     (*path, key), f"`{key}` is a setting of fleetd's own trainer, and this candidate is a command",
@@ -228,7 +229,11 @@ def _check_training(resolution: Resolution, candidate: ResolvedCandidate) -> Non
         tree.fault(
             where(("training", "optimizer", "warmup")), f"warmup {warmup} leaves none of {training.steps} steps", "lower warmup or raise steps"
         )
-    _check_pilot(candidate)
+    _check_steps_of(candidate, "pilot", candidate.section.pilot)
+    _check_steps_of(candidate, "proof", candidate.section.proof)
+    if candidate.section.proof is not None and candidate.section.checkpoint.keep < PROOF_KEEP_MIN:
+        what = "a proof starts from the checkpoint before the last one, and only one is kept"
+        tree.fault(candidate.where(("checkpoint", "keep")), what, f"set checkpoint.keep to {PROOF_KEEP_MIN} or more, or leave proof out")
     _check_sampler(resolution, candidate)
     for role in ("train", "validation"):
         if role not in (resolution.tree.value.get("data") or {}):
@@ -240,16 +245,17 @@ def _check_training(resolution: Resolution, candidate: ResolvedCandidate) -> Non
         _check_model(resolution, candidate)
 
 
-def _check_pilot(candidate: ResolvedCandidate) -> None:
-    pilot, training = candidate.section.pilot, candidate.section.training
-    if pilot is None or training is None:
+def _check_steps_of(candidate: ResolvedCandidate, key: str, section: PilotSection | ProofSection | None) -> None:
+    """A pilot, or a proof, has some steps of the training, and not all of them."""
+    training = candidate.section.training
+    if section is None or training is None:
         return
-    if pilot.steps is None:
-        if not _spoiled(candidate, ("pilot",)):
-            candidate.tree.fault(candidate.where(("pilot",)), "pilot has no steps", "write pilot: {steps: 20}")
-    elif training.steps and pilot.steps >= training.steps:
-        what = f"a pilot of {pilot.steps} steps leaves none of {training.steps} steps"
-        candidate.tree.fault(candidate.where(("pilot", "steps")), what, "lower pilot.steps, or leave pilot out")
+    if section.steps is None:
+        if not _spoiled(candidate, (key,)):
+            candidate.tree.fault(candidate.where((key,)), f"{key} has no steps", f"write {key}: {{steps: 20}}")
+    elif training.steps and section.steps >= training.steps:
+        what = f"a {key} of {section.steps} steps leaves none of {training.steps} steps"
+        candidate.tree.fault(candidate.where((key, "steps")), what, f"lower {key}.steps, or leave {key} out")
 
 
 def _check_sampler(resolution: Resolution, candidate: ResolvedCandidate) -> None:

@@ -95,6 +95,8 @@ class Run:
     """`checkpoints` and `predictions` are verified copies here; `validated` and `saved` are what the host says it has."""
     pilot: dict[str, Any] | None = None
     """How its pilot was judged: `step`, `passed`, `because`. None while it was not."""
+    proof: dict[str, Any] | None = None
+    """Whether its last steps came out again: `step`, `verdict`, `required`, `because`. None while that was not tried."""
     faults: tuple[dict[str, Any], ...] = ()
     """Copies given up for good: `what` (predictions or checkpoint), `step`, `digest`, `because`."""
     continues: Continuation | None = None

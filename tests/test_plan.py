@@ -200,7 +200,7 @@ def test_our_trainer_accepts_the_tasks_that_the_example_resolves_to(name: str) -
     assert parsed.validation.minimum_improvement == 0.001
 
 
-def test_a_corpus_of_zrodlo_the_sampler_of_zxell_and_a_pilot_have_their_keys(tmp_path: Path) -> None:
+def test_a_corpus_of_zrodlo_the_sampler_of_zxell_a_pilot_a_proof_and_compile_have_their_keys(tmp_path: Path) -> None:
     data = MANPAGES.parent / "data"
     (tmp_path / "words").mkdir()
     (tmp_path / "words" / "tokens.bin").write_bytes(bytes(40))
@@ -213,15 +213,19 @@ data: {{train: {{shards: {data}, split: train}}, validation: {{corpus: words}}}}
 candidates:
   one:
     pilot: {{steps: 3}}
-    training: {{model: {{config: {{model_type: llama}}}}, window: 64, batch: 8, steps: 10, sampler: zxell, optimizer: {{lr: 1e-3}}}}
+    proof: {{steps: 4, required: true}}
+    training: {{model: {{config: {{model_type: llama}}}}, window: 64, batch: 8, steps: 10, sampler: zxell, compile: true, optimizer: {{lr: 1e-3}}}}
 """
     plan = written(tmp_path, text).plan
     task, role = plan.candidates[0].task, plan.data[1]
     assert task is not None and (task["sampler"], task["pilot"]) == ("zxell", {"steps": 3})
+    assert task["compile"] is True and task["proof"] == {"steps": 4, "required": True}
     assert role.is_corpus and role.shard_split is None and role.include == ("corpus.json", "tokens.bin", "tokenizer.json")
+    too_many = text.replace("steps: 3", "steps: 10").replace("steps: 4", "steps: 10")
     with pytest.raises(PlanInvalid) as caught:
-        written(tmp_path, text.replace("steps: 3", "steps: 10").replace(f"shards: {data}, split: train", "corpus: words"))
-    assert "a pilot of 10 steps leaves none of 10 steps" in caught.value.what and "sampler zxell draws from token shards" in caught.value.what
+        written(tmp_path, too_many.replace(f"shards: {data}, split: train", "corpus: words"))
+    assert "a pilot of 10 steps leaves none of 10 steps" in caught.value.what and "a proof of 10 steps" in caught.value.what
+    assert "sampler zxell draws from token shards" in caught.value.what
     (tmp_path / "words" / "tokens.bin").write_bytes(bytes(39))
     with pytest.raises(PlanInvalid, match=r"39 bytes, but corpus\.json says 10 tokens of 4 bytes"):
         written(tmp_path, text)

@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING
 
 from policies.errors import ExplainedError, GateFailed, LossNotFinite, PlanInvalid
 from policies.facts import TrainerExit
+from trainer import gate
+from trainer.afresh import begin_afresh
 from trainer.checkpoint import CHECKPOINTS
-from trainer.config import TASK_EVALUATE, TASK_NAME, TASK_TRAIN, EvaluateTask, TrainTask, read_task
-from trainer.data.shards import Corpus, documents, open_corpus, splits_in
+from trainer.config import TASK_EVALUATE, TASK_NAME, TASK_TRAIN, EvaluateTask, ProofSettings, TrainTask, read_task
+from trainer.data.shards import Corpus, documents, open_corpus, open_role, splits_in
 from trainer.environment import RunEnvironment, fix_arithmetic, keep_big_blocks, read_environment
 from trainer.formats.zrodlo_commands import add_corpus_commands, add_model_commands
 from trainer.formats.zxell_commands import add_commands as add_zxell_commands
@@ -87,19 +89,31 @@ def train(environment: RunEnvironment, task: TrainTask, stop: Stop) -> TrainerEx
     config = model_config(task.model, window=task.window, where=where)
     if task.model.path is not None:
         model_digest(Path(task.model.path), task.model.digest)
-    corpus = open_corpus(Path(task.train.path), task.train.split, digest=task.train.digest, vocabulary=config["vocab_size"],
-                         data_format=task.train.format)
-    role = task.validation_data
-    validation = open_corpus(Path(role.path), role.split, digest=role.digest, vocabulary=config["vocab_size"],
-                             data_format=role.format) if role else None
+    corpus = open_role(task.train, vocabulary=config["vocab_size"])
+    validation = open_role(task.validation_data, vocabulary=config["vocab_size"]) if task.validation_data else None
     checkpoint = choose_checkpoint(environment.run_dir / CHECKPOINTS, environment.resume, records)
+    if task.proof is not None and checkpoint is not None and gate.is_due(environment.run_dir, records, checkpoint.step):
+        return gate.prove_the_end(environment.run_dir, checkpoint.step, task.proof, stop, records)
     if stop.because() is not None and checkpoint is not None:
         return _stopped_at(checkpoint.step, stop, records)
 
     from trainer.prepare import prepare_training
 
     training = prepare_training(environment, task, config, corpus, validation, checkpoint, stop, records)
-    return training.train() if task.pilot_steps is None else _train_with_pilot(training, task.pilot_steps, environment)
+    status = training.train() if task.pilot_steps is None else _train_with_pilot(training, task.pilot_steps, environment)
+    if status is TrainerExit.FINISHED and task.proof is not None:
+        _go_on_to_the_proof(training, task.proof)
+    return status
+
+
+def _go_on_to_the_proof(training: Training, terms: ProofSettings) -> None:
+    """Begin the process that proves this end; returns when that was done already, or can't be."""
+    run_dir, step, stop, records = training.run_dir, training.state.step, training.stop, training.records
+    if gate.is_judged(run_dir, step):
+        return
+    if gate.has_time(stop, terms):
+        begin_afresh(lambda: stop.because() is not None)
+    gate.give_up(run_dir, step, terms, records, "a stop was asked for, or the cutoff is too near for it")
 
 
 def _train_with_pilot(training: Training, steps: int, environment: RunEnvironment) -> TrainerExit:
@@ -120,7 +134,7 @@ def _train_with_pilot(training: Training, steps: int, environment: RunEnvironmen
             status = training.train()
             if status is not TrainerExit.FINISHED or training.state.step != steps:
                 return status
-        pilot.begin_afresh(lambda: stop.because() is not None)
+        begin_afresh(lambda: stop.because() is not None)
     except ScoringStopped:
         pass
     return _stopped_at(steps, stop, records)  # asked between two parts: all there is to save is saved
@@ -144,8 +158,7 @@ def run_evaluate(asked: argparse.Namespace) -> TrainerExit:
     check_models(task, where=str(environment.run_dir / TASK_NAME))
     records = RunRecords(environment.run_dir)
     records.sweep()
-    corpora = [open_corpus(Path(role.path), role.split, digest=role.digest, data_format=role.format) for role in (task.train, task.scored)]
-    return evaluate(environment.run_dir, task, corpora[0], corpora[1], STOP, records)
+    return evaluate(environment.run_dir, task, open_role(task.train), open_role(task.scored), STOP, records)
 
 
 def run_prove(asked: argparse.Namespace) -> TrainerExit:

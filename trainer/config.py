@@ -24,6 +24,8 @@ DATA_FORMATS = ("zxell", "zrodlo")
 THREADS_MAX = 1024
 STEPS_MAX = 10**9 - 1
 SEED_MAX = 2**63 - 1
+PROOF_KEEP_MIN = 2
+"""The end of a training and the checkpoint before it."""
 SCORED_SPLITS = ("validation", "calibration", "test", "holdout")
 DEVICES_HELP = "auto, cpu, cuda or cuda:N"
 
@@ -83,6 +85,15 @@ class ValidationSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProofSettings:
+    """At its end a fresh process takes the last steps of the training again (trainer.gate)."""
+
+    steps: int
+    required: bool = False
+    """Told with the verdict: an inexact run is then not selectable."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainTask:
     model: ModelSettings
     train: DataSettings
@@ -101,8 +112,16 @@ class TrainTask:
     log_every: int = 1
     sampler: str = SAMPLER_OURS
     """How the training draws its windows: ours, or as zxell does."""
+    compile: bool = False
+    """The model's body goes through torch.compile (trainer.compiled)."""
     pilot_steps: int | None = None
     """So many steps are a pilot: a fresh process checks them before the run goes on (trainer.pilot)."""
+    proof: ProofSettings | None = None
+
+    @property
+    def proof_from_step(self) -> int | None:
+        """The last checkpoint before the end, so that the proof finds one on either side of its steps."""
+        return self.steps - self.proof.steps if self.proof is not None else None
 
     def exact_settings(self) -> dict[str, Any]:
         """What a resumed run must share with the one before it. Cadences of saving and logging may change; numbers may not."""
@@ -173,11 +192,13 @@ def _train_task(reader: Reader) -> TrainTask | None:
     task = {
         "micro_batch": reader.integer("micro_batch", minimum=1, default=None), "seed": reader.integer("seed", minimum=0, maximum=SEED_MAX),
         "log_every": reader.integer("log_every", minimum=1, default=1), **_machine(reader),
+        "compile": reader.flag("compile", default=False),
         "sampler": reader.text("sampler", choices=(SAMPLER_OURS, SAMPLER_ZXELL), default=SAMPLER_OURS),
     }
     model_settings, optimizer_settings = _model(model), _optimizer(optimizer)
     cadence, validating = _checkpoint(checkpoint), _validation(validation)
     task["pilot_steps"] = _pilot(reader.section("pilot", required=False))
+    task["proof"] = proof = _proof(reader.section("proof", required=False))
     reader.finish()
     if reader.faults or train is None or model_settings is None or optimizer_settings is None:
         return None
@@ -188,6 +209,8 @@ def _train_task(reader: Reader) -> TrainTask | None:
         reader.faults.append(f"optimizer.warmup: {optimizer_settings.warmup} steps of warm-up leave none of {steps} steps")
     if task["pilot_steps"] is not None and (scored is None or task["pilot_steps"] >= steps):
         reader.faults.append("pilot: it needs validation data, whose predictions it compares, and fewer steps than the training")
+    if proof is not None and (proof.steps >= steps or cadence.keep < PROOF_KEEP_MIN):
+        reader.faults.append(f"proof: it needs fewer steps than the training, and checkpoint.keep of at least {PROOF_KEEP_MIN}")
     return TrainTask(model=model_settings, train=train, validation_data=scored, window=window, batch=batch, steps=steps,
                      optimizer=optimizer_settings, checkpoint=cadence, validation=validating, **task)
 
@@ -272,6 +295,14 @@ def _pilot(reader: Reader | None) -> int | None:
     steps: int = reader.integer("steps", minimum=1, maximum=STEPS_MAX)
     reader.finish()
     return steps
+
+
+def _proof(reader: Reader | None) -> ProofSettings | None:
+    if reader is None:
+        return None
+    settings = ProofSettings(steps=reader.integer("steps", minimum=1, maximum=STEPS_MAX), required=reader.flag("required", default=False))
+    reader.finish()
+    return settings
 
 
 def _validation(reader: Reader | None) -> ValidationSettings:

@@ -28,6 +28,7 @@ from policies.facts import TrainerExit, step_name
 from trainer import randomness
 from trainer.checkpoint import CHECKPOINTS, Checkpoint, SaveAbandoned
 from trainer.config import TrainTask
+from trainer.data.batches import Batches
 from trainer.data.sampler import WindowSampler
 from trainer.data.shards import Corpus, Document
 from trainer.ending import PILOT, ending, incumbent
@@ -70,12 +71,14 @@ class Training:
     is_pilot: bool = False
     """This process ends with the pilot's last step, for a fresh one to check it."""
     saver: Saver = field(init=False)
+    batches: Batches = field(init=False)
     saved_at_seconds: float = field(default_factory=time.monotonic)
     update_is_torn: bool = False
     """True inside an optimizer step: the tensors belong to no step then, and are not saved."""
 
     def __post_init__(self) -> None:
         self.saver = Saver(self.checkpoints, keep=self.task.checkpoint.keep, abandon=lambda: self.stop.gives_up_save)
+        self.batches = Batches(self.sampler, is_pinned=self.device.type == "cuda")
 
     @property
     def checkpoints(self) -> Path:
@@ -155,13 +158,13 @@ class Training:
     def _accumulate_gradients(self) -> float:
         """Mean nats per token over the whole batch, gradients added up. _StepAbandoned when a SIGINT came between micro-batches."""
         task, state = self.task, self.state
-        windows_BT = torch.from_numpy(self.sampler.batch(state.cursor, task.batch))
+        windows_BT = self.batches.take(state.cursor, task.batch)
         parts = task.batch // task.micro_batch
         total = torch.zeros((), dtype=torch.float64, device=self.device)  # added up where it lies: reading it each time would make a GPU wait
         for micro_BT in torch.split(windows_BT, task.micro_batch):
             if self.stop.gives_up_save:
                 raise _StepAbandoned
-            micro_BT = micro_BT.to(self.device)
+            micro_BT = micro_BT.to(self.device, non_blocking=True)
             with sdpa_kernel(attention_kernels(self.device)):
                 loss = mean_nll(state.model, micro_BT[:, :-1], micro_BT[:, 1:], precision=task.precision, parts=parts)
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -191,7 +194,7 @@ class Training:
     def _save_is_due(self) -> bool:
         terms, step = self.task.checkpoint, self.state.step
         by_time = terms.every_seconds is not None and not self.saver.is_under_way and time.monotonic() - self.saved_at_seconds >= terms.every_seconds
-        by_step = terms.every_steps is not None and step % terms.every_steps == 0
+        by_step = (terms.every_steps is not None and step % terms.every_steps == 0) or step == self.task.proof_from_step
         return self.state.validation_due or by_step or by_time or step == self.task.steps
 
     def _save(self) -> None:

@@ -6,16 +6,13 @@
     long     the run goes on from that very checkpoint; what it predicts first is compared with what the pilot stored
 
 Which part is next is read from the run directory alone, so a pilot that was stopped or killed anywhere goes on where it was.
-A fresh process keeps the pid, the argv and the start of the old one (exec), so whoever watches the trainer need not be told.
+The fresh processes are those of trainer.afresh.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,7 @@ from typing import Any
 import torch
 
 from policies.errors import DataDamaged, GateFailed, LossNotFinite
-from policies.facts import ENV_RESUME, step_name
+from policies.facts import step_name
 from policies.token_nll import ScoredRow
 from trainer.checkpoint import Checkpoint
 from trainer.files import JsonFault, dumps, read_json, replace_whole
@@ -93,18 +90,6 @@ def compare_first_predictions(training: Training) -> None:
     _write(training.run_dir, {**evidence, "passed": evidence["passed"] and found["passed"], "first_predictions": found})
     if not found["passed"]:
         _conclude(training.run_dir, training.records, training.state.step, [f"first predictions: {found['because']}"])
-
-
-def begin_afresh(is_asked_to_stop: Callable[[], bool]) -> None:
-    """Become a fresh process of the same command, which takes the newest checkpoint; returns only when a stop was asked for before.
-    Signals wait until it listens."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
-    if is_asked_to_stop():
-        return
-    os.environ[ENV_RESUME] = ""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execv(sys.executable, sys.orig_argv)  # noqa: S606 (the very command that we are)
 
 
 def _conclude(run_dir: Path, records: RunRecords, step: int, failed: Sequence[str]) -> None:

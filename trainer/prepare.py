@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from trainer.checkpoint import CHECKPOINTS, Checkpoint
+from trainer.compiled import compile_body, compiler_facts
 from trainer.config import SAMPLER_ZXELL, TASK_NAME, ModelSettings, TrainTask
 from trainer.data.sampler import WindowSampler
 from trainer.data.shards import Corpus, documents
@@ -42,11 +43,13 @@ def prepare_training(
     model = build_model(config, seed=task.seed)
     if task.model.path is not None and resume is None:
         load_model_directory(model, Path(task.model.path))
-    quicken(model.to(device).train())
+    model.to(device).train()
+    if not task.compile:  # a compiler finds its own way for the layers of the body
+        quicken(model)
     sampler: Any = (ZxellSampler if task.sampler == SAMPLER_ZXELL else WindowSampler)(train, length=task.window, seed=task.seed)
     state = TrainingState(
         model=model, optimizer=make_optimizer(model, task.optimizer), files=_model_files(task.model, config, train),
-        identity=_identity(task, config, train, validation, device), validation_due=validation is not None,
+        identity=_identity(task, config, train, validation, device, where=where), validation_due=validation is not None,
         sampler=sampler if isinstance(sampler, ZxellSampler) else None,
     )
     check_memory(state, task, device, cap_bytes=environment.memory_cap_bytes, where=environment.run_dir)
@@ -55,6 +58,8 @@ def prepare_training(
         run_dir=environment.run_dir, validation=validation, memory_cap_bytes=environment.memory_cap_bytes,
         scored=tuple(documents(validation, task.validation_data.tokens_per_document_max)) if validation and task.validation_data else (),
     )
+    if task.compile:
+        compile_body(model, task, step=resume.step if resume else 0, records=records, where=where)
     if resume is not None:
         state.restore(resume.path, elsewhere=elsewhere)
         training.resumed = resume
@@ -64,7 +69,9 @@ def prepare_training(
     return training
 
 
-def _identity(task: TrainTask, config: dict[str, Any], train: Corpus, validation: Corpus | None, device: torch.device) -> dict[str, Any]:
+def _identity(
+    task: TrainTask, config: dict[str, Any], train: Corpus, validation: Corpus | None, device: torch.device, *, where: str,
+) -> dict[str, Any]:
     data: dict[str, Any] = {"train": {"digest": train.digest, "split": train.split}}
     if validation is not None and task.validation_data is not None:
         cut = task.validation_data.tokens_per_document_max
@@ -75,7 +82,8 @@ def _identity(task: TrainTask, config: dict[str, Any], train: Corpus, validation
         "settings": task.exact_settings(), "data": data, "config_sha256": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
         "order": ORDERS[task.sampler],
         "schedule": "linear warm-up, cosine to min_lr_ratio, closed form of the step",
-        "environment": fingerprint(device, threads=task.threads, precision=task.precision),
+        "environment": fingerprint(device, threads=task.threads, precision=task.precision)
+        | ({"compile": compiler_facts(where=where)} if task.compile else {}),
     }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,19 +19,18 @@ from policies.errors import CheckpointDamaged, LossNotFinite, PlanInvalid
 from policies.facts import TrainerExit, step_name, step_of
 from trainer.checkpoint import CHECKPOINTS, Checkpoint, steps_in, verify
 from trainer.config import TASK_NAME, TrainTask, read_task
-from trainer.data.shards import open_corpus
+from trainer.data.shards import open_role
 from trainer.environment import fix_arithmetic, keep_big_blocks, read_environment
 from trainer.files import dumps, replace_whole
 from trainer.findings import PARTS, Part, Verdict, as_text, compare_state, first_cause
 from trainer.fingerprint import code_digest, differences
+from trainer.gate import EVIDENCE_NAME
 from trainer.loop import Training
 from trainer.models.families import model_config
 from trainer.prepare import prepare_training
 from trainer.records import LOG_NAME, RunRecords, now_text
 from trainer.state import read_state
 from trainer.stopping import Stop
-
-EVIDENCE_NAME = "evidence/exactness.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +86,16 @@ class Proof:
             },
         }
 
+    def summary(self) -> str:
+        """The outcome in one line."""
+        span = f"steps {self.start.step + 1} to {self.end} taken again" + (", then asked to stop" if self.stopped_at is not None else "")
+        if (cause := self.cause) is not None:
+            return f"{span}: {cause.name} differs from step {cause.from_step} on: {cause.because}"
+        if self.verdict is Verdict.EXACT:
+            return f"{span}: every bit is the same"
+        open_ones = [f"{name}: {because}" for name, (verdict, because) in self.verdicts.items() if verdict is Verdict.UNKNOWN]
+        return f"{span}: {open_ones[0]}" + (f" (and {len(open_ones) - 1} more)" if len(open_ones) > 1 else "")
+
     def to_text(self) -> str:
         head = f"{self.run_dir.name}: steps {self.start.step + 1} to {self.end} taken again from {self.start.path.name}, compared with "
         head += ", ".join(step_name(step) for step in self.compared) or "no later checkpoint"
@@ -97,8 +107,9 @@ class Proof:
         return f"{head}\n{body}\n  {'code':<12}{self.code}\n{last}"
 
 
-def prove(run_dir: Path, *, start: str | None, steps: int | None, stop: Stop) -> Proof:
-    """Take steps again and compare. PlanInvalid and ResumeMismatch when the run, its settings or its data are not what they were."""
+def prove(run_dir: Path, *, start: str | None, steps: int | None, stop: Stop, on_step: Callable[[int], None] = lambda step: None) -> Proof:
+    """Take steps again and compare; `on_step` hears of each. PlanInvalid and ResumeMismatch when the run, its settings or its data are
+    not what they were."""
     task = read_task(run_dir)
     if not isinstance(task, TrainTask):
         raise _unprovable(run_dir / TASK_NAME, "its task is no training", "name the run directory of a training")
@@ -112,7 +123,7 @@ def prove(run_dir: Path, *, start: str | None, steps: int | None, stop: Stop) ->
         training = _training(run_dir, Path(folder), task, first, stop)
         stored = read_state(first.path)["environment"]
         here = training.state.identity["environment"]
-        parts, reached = _replay(training, record, first, end)
+        parts, reached = _replay(training, record, first, end, on_step)
     return Proof(
         run_dir=run_dir, start=first, end=reached, compared=tuple(sorted(step for step in record.checkpoints if first.step < step <= reached)),
         parts=parts, other_environment="; ".join(differences(stored, here)), code=_code(run_dir), stopped_at=reached if reached < end else None,
@@ -150,15 +161,12 @@ def _training(run_dir: Path, folder: Path, task: TrainTask, start: Checkpoint, s
     fix_arithmetic(task.threads)
     keep_big_blocks()
     config = model_config(task.model, window=task.window, where=str(run_dir / TASK_NAME))
-    train = open_corpus(Path(task.train.path), task.train.split, digest=task.train.digest, vocabulary=config["vocab_size"],
-                        data_format=task.train.format)
-    role = task.validation_data
-    validation = open_corpus(Path(role.path), role.split, digest=role.digest, vocabulary=config["vocab_size"],
-                             data_format=role.format) if role else None
+    train = open_role(task.train, vocabulary=config["vocab_size"])
+    validation = open_role(task.validation_data, vocabulary=config["vocab_size"]) if task.validation_data else None
     return prepare_training(environment, task, config, train, validation, start, stop, RunRecords(folder), elsewhere=True)
 
 
-def _replay(training: Training, record: Record, start: Checkpoint, end: int) -> tuple[dict[str, Part], int]:
+def _replay(training: Training, record: Record, start: Checkpoint, end: int, on_step: Callable[[int], None]) -> tuple[dict[str, Part], int]:
     """All parts, compared from the restored state on; and the step that was reached."""
     state, parts = training.state, {name: Part(name=name) for name in PARTS}
 
@@ -177,6 +185,7 @@ def _replay(training: Training, record: Record, start: Checkpoint, end: int) -> 
         except LossNotFinite as broke:
             parts["losses"].note(step, f"the replay broke: {broke.what}")
             break
+        on_step(step)
         if step in record.losses:
             loss = state.losses[-1]
             parts["losses"].note(step, None if record.losses[step] == loss else f"{record.losses[step]!r} in the record, {loss!r} in the replay")

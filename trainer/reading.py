@@ -55,6 +55,12 @@ class Reader:
             return self._fault(key, f"{value!r} is none of {', '.join(choices)}{_nearest(value, choices)}", choices[0])
         return value
 
+    def flag(self, key: str, *, default: bool) -> bool:
+        value = self._take(key, default)
+        if not isinstance(value, bool):
+            return self._fault(key, f"true or false is needed, not {value!r}", default)
+        return value
+
     def section(self, key: str, *, required: bool = True) -> Reader | None:
         """The reader of an object below, None when it is absent and need not be there."""
         value = self._take(key, _REQUIRED if required else None)

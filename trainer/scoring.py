@@ -10,8 +10,11 @@ tokens and not on which documents happened to share its batch, as far as the lib
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +54,7 @@ def score_documents(
     sums, device, was_training = np.zeros(len(listed)), next(model.parameters()).device, model.training
     model.eval()
     try:
-        with randomness.untouched(), torch.no_grad(), sdpa_kernel(attention_kernels(device)):
+        with randomness.untouched(), torch.no_grad(), sdpa_kernel(attention_kernels(device)), _as_written(model):
             for done, group in enumerate(_batches(listed, window, batch), start=1):
                 nll_BT = window_nll(model, *_tensors(group, window, batch, device), precision=precision).double().cpu().numpy()
                 for row, each in enumerate(group):
@@ -86,6 +89,12 @@ def _autocast_nll(model: nn.Module, inputs_BT: torch.Tensor, targets_BT: torch.T
         logits_BTV = model(input_ids=inputs_BT, use_cache=False).logits
     flat = logits_BTV.float().view(-1, logits_BTV.shape[-1])
     return functional.cross_entropy(flat, targets_BT.reshape(-1), reduction="none", ignore_index=IGNORED).view(targets_BT.shape)
+
+
+def _as_written(model: nn.Module) -> AbstractContextManager[Any]:
+    """Inside, a compiled model computes as it is written: its rows are then those of an evaluation, which compiles nothing."""
+    is_compiled = model.base_model._compiled_call_impl is not None  # type: ignore[union-attr]
+    return torch.compiler.set_stance("force_eager") if is_compiled else contextlib.nullcontext()
 
 
 def _batches(scored: list[Document], window: int, batch: int) -> Iterator[list[_Window]]:

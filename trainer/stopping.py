@@ -64,6 +64,14 @@ class Stop:
         """How long before the cutoff the last step may begin: it, a save, and as much again for a slow disk."""
         return max(self._steps) + 2 * max(self._saves, default=SAVE_SECONDS_FIRST) + MARGIN_FLOOR_SECONDS
 
+    def has_time_for(self, seconds: float) -> bool:
+        """Whether work of so many seconds can begin now and end in good time before the cutoff."""
+        return self._deadline_seconds is None or _boot_seconds() + self.margin_seconds() + seconds < self._deadline_seconds
+
+    def step_seconds(self) -> float:
+        """The longest of the recent steps, 0 where none was taken."""
+        return max(self._steps)
+
     def note_step(self, seconds: float) -> None:
         self._steps.append(seconds)
 

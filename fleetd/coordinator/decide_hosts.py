@@ -37,7 +37,7 @@ _LOSABLE = _GOING | {RunState.STUCK}
 host answers."""
 _RESUMABLE = TRAINS | {CampaignStage.STOPPED}
 _NONE = type(None)
-_RETOLD = frozenset({"attempt_started", "attempt_ended", "checkpoint", "validation", "pilot"})
+_RETOLD = frozenset({"attempt_started", "attempt_ended", "checkpoint", "validation", "pilot", "proof"})
 _COUNTED = frozenset({"step", "attempt", "rows", "seconds"})
 _NOTICE_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "state_changed": {"to": (str,)},
@@ -46,6 +46,7 @@ _NOTICE_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "checkpoint": {"step": (int,), "digest": (str,), "bytes": (int, _NONE)},
     "validation": {"step": (int,), "sha256": (str, _NONE), "value": (int, float, _NONE), "rows": (int, _NONE), "seconds": (int, float, _NONE)},
     "pilot": {"step": (int,)},
+    "proof": {"step": (int,), "verdict": (str,)},
 }
 """What the fleet will read of a notice. One that is not so is kept as it came and read by nobody: history must never stop a replay."""
 

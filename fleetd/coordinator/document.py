@@ -15,6 +15,7 @@ from fleetd.coordinator.decide_campaigns import last_safe_stop_at
 from fleetd.coordinator.decide_displacement import told
 from fleetd.coordinator.decide_hosts import HOST_SILENT_SECONDS, forgotten_hosts, shown_hosts
 from fleetd.coordinator.decide_runs import committed
+from fleetd.coordinator.evidence import inexactness
 from fleetd.coordinator.sight import HostSight, Sight
 from fleetd.coordinator.specs import candidate_of, wish
 from fleetd.coordinator.strangers import Stranger, strangers_on
@@ -107,7 +108,7 @@ def _run(fleet: Fleet, sight: Sight, run: Run, now: datetime) -> dict[str, Any]:
         "loss": measured.field("loss"), "memory": _memory(run, look, measured), "checkpoint": _copy(run, now),
         "checkpoint_on_host": _checkpoint_on_host(look, now), "best": _best(look, now), **_times(campaign, run, look, now),
         "next_attempt_at": _moment(look.next_attempt_at) if look else None, "alarms": list(look.alarms) if look else [],
-        "selectable": _selectable(campaign, run), "continues": encode(run.continues) if run.continues is not None else None,
+        "exactness": run.proof, "selectable": _selectable(campaign, run), "continues": encode(run.continues) if run.continues is not None else None,
         "successor": run.successor, "cleared": _mark(run.cleared),
     }
 
@@ -192,6 +193,8 @@ def _selectable(campaign: Campaign, run: Run) -> bool | str:
     rows = [row for row in (campaign.selection or {}).get("table", []) if row["run_id"] == run.run_id]
     if rows and not any(row["eligible"] for row in rows):
         return str(rows[0]["because"])
+    if (inexact := inexactness(run)) is not None:
+        return inexact
     refused = [fault for fault in run.faults if fault["what"] == "predictions"]
     if run.successor is not None:
         return f"its work goes on in {run.successor}"

@@ -104,7 +104,7 @@ def _of_run(paths: CampaignPaths, run: Run, courier: Courier | None, registered:
         if isinstance(verdict, Distrusted):
             distrust.append(verdict.because)
         checkpoints.append(_checkpoint(step, verdict))
-    refused = f"the whole candidate is refused: {'; '.join(distrust)}" if distrust else None
+    refused = f"the whole candidate is refused: {'; '.join(distrust)}" if distrust else inexactness(run)
     candidate = CandidateEvidence(run_id=run.run_id, candidate=run.candidate, checkpoints=tuple(checkpoints), refused=refused)
     return RunEvidence(candidate=candidate, files=tuple(files), compared=host_copy.sha256 is not None)
 
@@ -118,6 +118,14 @@ def _excluded(run: Run, registered: RegisteredSet | None) -> str | None:
     if registered is None:
         return "the plan's validation data is plain files, so no validation set is registered"
     return None
+
+
+def inexactness(run: Run) -> str | None:
+    """What a proof that the plan requires found wrong with this run; None when it found nothing, or could not be made."""
+    proof = run.proof or {}
+    if proof.get("required") is not True or proof.get("verdict") != "inexact":
+        return None
+    return f"it is not exact, and its plan requires that: {proof.get('because')}"
 
 
 def _bring(

@@ -22,7 +22,8 @@ from fleetd.paths import RunPaths
 LOG_READS_PER_TICK_MAX = 64
 CHECKPOINTS_REMEMBERED_MAX = 50
 LOOK_AGAIN_SECONDS = 1.5
-PILOT_WORDS_MAX = 1000
+JUDGED_WORDS_MAX = 1000
+VERDICTS = ("exact", "inexact", "unknown")
 
 Tell = Callable[..., None]
 """`tell(moment, kind, **body)`: one notice."""
@@ -65,10 +66,8 @@ class Follower:
             progress = history.progress
             for record in records:
                 progress = after_record(progress, record, read_at=moment.now)
-                if record.get("event") == "validation" and record.get("phase") == "end" and whole(record.get("step")) is not None:
-                    tell(moment, "validation", **validation_body(record))
-                if (pilot := pilot_body(record)) is not None:
-                    tell(moment, "pilot", **pilot)
+                if (news := news_of(record)) is not None:
+                    tell(moment, news[0], **news[1])
             history = replace(history, progress=progress, log_offset=self.log.offset)
         return history
 
@@ -91,16 +90,19 @@ class Follower:
         return replace(history, checkpoints=tuple(SeenCheckpoint(step=claim.step, digest=claim.digest, at=claim.at) for claim in claims))
 
 
-def pilot_body(record: dict[str, Any]) -> dict[str, Any] | None:
-    """What a notice tells of a pilot that the log says was judged; None when the record is about something else."""
-    if record.get("event") != "pilot" or record.get("phase") != "end" or whole(record.get("step")) is None:
+def news_of(record: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """The notice, kind and body, that a record of the log is worth: the end of a validation, a pilot or a proof. None for all others."""
+    kind, step = record.get("event"), whole(record.get("step"))
+    if record.get("phase") != "end" or step is None:
         return None
-    return {"step": whole(record["step"]), "passed": record.get("passed") is True, "because": str(record.get("because", ""))[:PILOT_WORDS_MAX]}
-
-
-def validation_body(record: dict[str, Any]) -> dict[str, Any]:
-    """What a notice tells of one validation that the log says is over."""
-    return {
-        "step": whole(record["step"]), "value": finite(record.get("value")), "rows": whole(record.get("rows")),
-        "seconds": finite(record.get("seconds")), "sha256": str(record.get("sha256", "")),
-    }
+    because = str(record.get("because", ""))[:JUDGED_WORDS_MAX]
+    if kind == "validation":
+        return kind, {"step": step, "value": finite(record.get("value")), "rows": whole(record.get("rows")),
+                      "seconds": finite(record.get("seconds")), "sha256": str(record.get("sha256", ""))}
+    if kind == "pilot":
+        return kind, {"step": step, "passed": record.get("passed") is True, "because": because}
+    if kind == "proof":
+        verdict = str(record.get("verdict", ""))
+        return kind, {"step": step, "verdict": verdict if verdict in VERDICTS else "unknown", "required": record.get("required") is True,
+                      "because": because}
+    return None

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from fleetd import clock
 from fleetd.host import rundir
-from fleetd.host.follow import pilot_body, validation_body
-from fleetd.host.progress import whole
+from fleetd.host.follow import news_of
 from fleetd.model import Notice
 from fleetd.paths import RunPaths
 from fleetd.wire import WireError, encode
@@ -21,7 +20,7 @@ LOG_READS_MAX = 4096
 def retell(paths: RunPaths) -> tuple[Notice, ...]:
     """Notices without a number, by kind in their order. Whatever can't be read is left out."""
     now = clock.read().now
-    found = [*_attempts(paths), *_validations(paths), *_checkpoints(paths)]
+    found = [*_attempts(paths), *_news(paths), *_checkpoints(paths)]
     return tuple(Notice(sequence=0, at=now, kind=kind, body=encode(body)) for kind, body in found[:RETOLD_MAX])
 
 
@@ -38,7 +37,7 @@ def _attempts(paths: RunPaths) -> list[tuple[str, dict[str, object]]]:
     return found
 
 
-def _validations(paths: RunPaths) -> list[tuple[str, dict[str, object]]]:
+def _news(paths: RunPaths) -> list[tuple[str, dict[str, object]]]:
     log, found = rundir.LogTail(paths.log, 0), []
     for _ in range(LOG_READS_MAX):
         before = log.offset
@@ -47,10 +46,8 @@ def _validations(paths: RunPaths) -> list[tuple[str, dict[str, object]]]:
         except OSError:
             break
         for record in records:
-            if record.get("event") == "validation" and record.get("phase") == "end" and whole(record.get("step")) is not None:
-                found.append(("validation", validation_body(record)))
-            if (pilot := pilot_body(record)) is not None:
-                found.append(("pilot", pilot))
+            if (news := news_of(record)) is not None:
+                found.append(news)
         if log.offset == before:
             break
     return found

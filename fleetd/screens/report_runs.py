@@ -31,7 +31,7 @@ def run_facts(run: Document, folder: Path, missing: Missing) -> dict[str, Any]:
     peaks = [value for value in looks if value is not None]
     return {
         "run_id": run["run_id"], "candidate": candidate, "kind": run.get("kind", "train"), "host": run.get("host"), "state": run.get("state"),
-        "reason": run.get("reason"), "detail": run.get("detail") or "", "selectable": run.get("selectable"),
+        "reason": run.get("reason"), "detail": run.get("detail") or "", "selectable": run.get("selectable"), "exactness": run.get("exactness"),
         "steps_planned": run.get("steps_planned"), "restarts_used": run.get("restarts_used"), "restarts_max": run.get("restarts_max"),
         **log,
         "trace": trace, "host_peak_bytes": int(max(peaks)) if peaks else None, "host_cap_bytes": memory.get("host_cap_bytes"),

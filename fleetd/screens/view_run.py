@@ -31,6 +31,7 @@ def run_details(document: Document, run: Document, *, width: int) -> list[Line]:
         ("times", _times(document, run)),
         ("restarts", [line(row["restarts"])]),
         *(("attempt" if index == 0 else "", [each]) for index, each in enumerate(_attempts(run))),
+        *([("exactness", [_exactness(proof)])] if isinstance(proof := run.get("exactness"), dict) else []),
         ("selectable", [_selectable(run)]),
     ]
     for label, parts in parts_by_label:
@@ -171,6 +172,11 @@ def _attempts(run: Document) -> list[Line]:
     if run.get("attempt") and not is_settled(run) and int(run["attempt"]) > len(ended):
         lines.append(line(f"{run['attempt']} goes on"))
     return lines or [line(quiet("none yet"))]
+
+
+def _exactness(proof: Document) -> Line:
+    verdict = words.one_line(proof.get("verdict") or words.UNKNOWN)
+    return line(Span(verdict, Tone.WARN if verdict == "inexact" else Tone.PLAIN), quiet(f": {words.one_line(proof.get('because') or '')}"))
 
 
 def _selectable(run: Document) -> Line:

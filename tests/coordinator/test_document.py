@@ -58,7 +58,7 @@ def test_every_key_of_the_contract_is_there(fleet: VirtualCoordinator) -> None:
         "run_id", "campaign_id", "candidate", "kind", "host", "state", "reason", "detail", "since", "want", "attempt", "attempts_ended",
         "restarts_used", "restarts_max", "pid", "identity", "step", "steps_planned", "last_step_at", "steps_per_second", "loss", "memory",
         "checkpoint", "checkpoint_on_host", "best", "stop_at", "cutoff_at", "final_at", "time_left_seconds", "next_attempt_at", "alarms",
-        "selectable", "continues", "successor", "cleared",
+        "exactness", "selectable", "continues", "successor", "cleared",
     }
     assert set(found["hosts"][0]) == {
         "name", "reachable", "since", "boot_id", "detail", "age_seconds", "facts", "memory_available_bytes", "disk_free_bytes", "committed_bytes",
@@ -122,6 +122,21 @@ def test_a_refused_copy_is_the_reason_why_a_run_can_not_be_chosen(fleet: Virtual
         fleet.round(seconds=3.0, work=False)
 
     assert run_of(document(fleet), "low")["selectable"] == "predictions can't be used: its SHA-256 is other"
+
+
+@pytest.mark.parametrize(("verdict", "required", "is_refused"), [
+    ("inexact", True, True), ("inexact", False, False), ("unknown", True, False), ("exact", True, False),
+])
+def test_a_run_that_is_not_exact_can_not_be_chosen_where_its_plan_requires_that(
+    fleet: VirtualCoordinator, verdict: str, required: bool, is_refused: bool,
+) -> None:
+    said = {"step": 400, "verdict": verdict, "required": required, "because": "steps 381 to 400 taken again: so it is"}
+    fleet.hosts["gx10"].tell(fleet.run("low").run_id, "proof", fleet.now, **said)
+    fleet.until(CampaignStage.EVALUATED)
+
+    run = run_of(document(fleet), "low")
+    assert run["exactness"] == said
+    assert (run["selectable"] == "it is not exact, and its plan requires that: steps 381 to 400 taken again: so it is") is is_refused
 
 
 def test_the_times_count_down_to_deadline_and_last_safe_stop(fleet: VirtualCoordinator) -> None:

@@ -259,6 +259,17 @@ def test_a_command_of_its_own_is_listed_with_the_reason(campaign: SmallCampaign,
     assert "a command of its own" in because(record, "command", None)
 
 
+def test_an_inexact_candidate_is_refused_only_where_its_plan_requires_exactness(campaign: SmallCampaign, pair: tuple[Run, Run]) -> None:
+    proof = {"step": 200, "verdict": "inexact", "required": True, "because": "weights differs from step 190 on"}
+    campaign.runs[campaign.runs.index(pair[0])] = replace(pair[0], proof=proof)
+    record = campaign.select()
+    assert record["candidate"] == "second"
+    assert because(record, "best") == "it is not exact, and its plan requires that: weights differs from step 190 on"
+    for harmless in ({**proof, "required": False}, {**proof, "verdict": "unknown"}):
+        campaign.runs[campaign.runs.index(next(run for run in campaign.runs if run.candidate == "best"))] = replace(pair[0], proof=harmless)
+        assert campaign.select()["candidate"] == "best"
+
+
 def test_choosing_again_gives_the_same_choice(campaign: SmallCampaign, pair: tuple[Run, Run]) -> None:
     first = campaign.select()
     campaign.runs.reverse()

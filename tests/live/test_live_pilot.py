@@ -16,6 +16,7 @@ pytestmark = pytest.mark.live
 
 PILOT = {"pilot": {"steps": 5}, "memory_cap": "1GiB"}
 """Small enough that all of them fit at once: one that has to wait would be judged later, and alone."""
+PROOF = {"proof": {"steps": 4, "required": True}}
 END = 2
 
 
@@ -38,7 +39,7 @@ def test_a_pilot_that_passes_goes_on_and_one_that_fails_ends_its_campaign_before
     data = {"train": corpus_of(fleet.shards, "train_009.bin", fleet.root / "corpora/train", 100_000),
             "validation": {**corpus_of(fleet.shards, "val_000.bin", fleet.root / "corpora/val", 40_000), **scored},
             "test": {**corpus_of(fleet.shards, "test_000.bin", fleet.root / "corpora/test", 40_000), **scored}}
-    good = fleet.launch(fleet.plan("good", cadence=10, candidates={"one": {**PILOT, "training": {"steps": 20}}}, data=data))
+    good = fleet.launch(fleet.plan("good", cadence=10, candidates={"one": {**PILOT, **PROOF, "training": {"steps": 20}}}, data=data))
     broken = {**PILOT, "training": {"steps": 4000, "optimizer": {"lr": 1e30, "warmup": 0}}}
     both = {"sound": {**PILOT, "training": {"steps": 4000, "sampler": "zxell"}}, "broken": broken}
     bad = fleet.launch(fleet.plan("bad", candidates=both, after_freeze={"evaluate": []}))
@@ -50,6 +51,8 @@ def test_a_pilot_that_passes_goes_on_and_one_that_fails_ends_its_campaign_before
     runs = fleet.runs()
     evidence = json.loads((fleet.run_dir(runs["one"]) / "evidence/pilot.json").read_text())
     assert evidence["passed"] and evidence["first_predictions"]["maximum_difference"] == 0.0
+    assert (runs["one"]["exactness"]["verdict"], runs["one"]["exactness"]["required"]) == ("exact", True), runs["one"]["exactness"]
+    assert json.loads((fleet.run_dir(runs["one"]) / "evidence/exactness.json").read_text())["from"]["step"] == 16
     assert sorted(path.name for path in (fleet.run_dir(runs["one"]) / "attempts").iterdir()) == ["0001"], "fresh processes, one attempt"
     assert runs["broken"]["state"] == "failed"
     fleet.until(lambda seen: all(run["state"] not in ("running", "stopping") for run in seen["runs"]), "the sound one was asked to stop, and did")

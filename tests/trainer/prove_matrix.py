@@ -48,6 +48,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "with accumulation (llama, 4 x 1)": {"model": {"config": LLAMA}, "micro_batch": 1},
     "across epochs (gpt2, dropout)": {"model": {"config": GPT2}, "data": "small"},
     "drawn as zxell draws (llama)": {"model": {"config": {**LLAMA, "num_key_value_heads": 2}}, "sampler": "zxell"},
+    "compiled (gpt2, dropout)": {"model": {"config": GPT2}, "compile": True},
     "zxell import (from its step 20)": {},
 }
 IMPORTED_AT = 20
@@ -251,6 +252,10 @@ another place, another hash seed, locale, time zone, home, file mask and allocat
 **Not proved on this page:** CUDA (the settings are made strict and recorded, but nothing here ran on an accelerator); a second physical machine;
 bf16; more than one thread; another CPU kind or another build of torch, numpy, safetensors or transformers, which a resume refuses by name. Code that
 changed between two attempts is not refused: the log says from which step on exactness is not claimed.
+
+**A plan can ask for it**: `proof: {{steps: 20, required: false}}` of a candidate lets a fresh process take its last steps again when the training
+is over, under the same cap and never beyond the cutoff. With `compile: true` the body's arithmetic is `torch.compile`'s: another training than
+without (its losses differ in the last places), bit-equal to itself over stops, and refused under another compiler or processor.
 
 For your own run: `fleetd-trainer prove RUN_DIR` takes the newest stretch between two checkpoints again and says for each part exact, inexact from
 which step, or unknown and why; exit 0 exact, 32 inexact, 30 not provable. `--from STEP`, `--steps N`, `--json`, `--record` (evidence/exactness.json).

@@ -17,7 +17,7 @@ import numpy as np
 from policies.facts import TrainerExit
 from trainer.checkpoint import newest_verified
 from trainer.config import TrainTask, parse_task
-from trainer.data.shards import open_corpus
+from trainer.data.shards import open_role
 from trainer.environment import read_environment
 from trainer.models.families import model_config
 from trainer.records import RunRecords
@@ -113,9 +113,8 @@ def prepare(run_dir: Path, stop: Stop | None = None, **environment: str) -> Any:
     given, task = read_environment(environment, str(run_dir)), parse_task(json.loads((run_dir / "task.json").read_text()), where=str(run_dir))
     assert isinstance(task, TrainTask)
     config, records = model_config(task.model, window=task.window, where=str(run_dir)), RunRecords(run_dir)
-    train = open_corpus(Path(task.train.path), task.train.split, digest=task.train.digest, vocabulary=config["vocab_size"])
-    role = task.validation_data
-    validation = open_corpus(Path(role.path), role.split, vocabulary=config["vocab_size"]) if role else None
+    train = open_role(task.train, vocabulary=config["vocab_size"])
+    validation = open_role(task.validation_data, vocabulary=config["vocab_size"]) if task.validation_data else None
     chosen = choose_checkpoint(run_dir / "checkpoints", given.resume, records)
     return prepare_training(given, task, config, train, validation, chosen, stop or Stop(), records)
 

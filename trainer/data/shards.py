@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from policies.errors import DataDamaged
 from policies.manifest import FileEntry, directory_digest
+from trainer.config import DataSettings
 from trainer.files import JsonFault, folder_entries, read_json
 from trainer.formats.zrodlo_corpus import is_zrodlo_corpus, open_zrodlo_corpus
 
@@ -106,6 +107,11 @@ def open_corpus(
     known = min(size for size in (vocabulary, vocabulary_of(tokenizer), 2**16) if size is not None)
     shards = tuple(open_shard(folder, checked_entry(folder, entry), known) for entry in entries)
     return Corpus(folder=folder, split=split, digest=_measure(folder, digest, shards), vocabulary=known, tokenizer=tokenizer, shards=shards)
+
+
+def open_role(role: DataSettings, *, vocabulary: int | None = None) -> Corpus:
+    """The corpus that a task names for one of its roles, as `open_corpus`."""
+    return open_corpus(Path(role.path), role.split, digest=role.digest, vocabulary=vocabulary, data_format=role.format)
 
 
 def documents(corpus: Corpus, tokens_max: int | None = None) -> Iterator[Document]:

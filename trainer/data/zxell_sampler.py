@@ -2,8 +2,9 @@
 
     row     a shard, with probability proportional to its tokens; then a start in [0, tokens - length - 1); length + 1 tokens
 
-Unlike our own order this one has a state. It belongs to the boundary between two steps: the state before the newest batch is
-kept beside the one after it, so that a step given up half-way is saved, and taken again, as if it had never drawn.
+Unlike our own order this one has a state. It belongs to the boundary between two steps: beside the state after the newest batch
+those before it and before the last one are kept, so that a step given up half-way is saved, and taken again, as if it had never
+drawn, even when the batch behind it was drawn already.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class ZxellSampler:
         before = self._states[cursor]
         self._generator.bit_generator.state = before
         windows_BT = np.stack([self._window() for _ in range(count)])
-        self._states = {cursor: before, cursor + count: self._state()}
+        kept = {place: state for place, state in self._states.items() if cursor - count <= place <= cursor}
+        self._states = {**kept, cursor + count: self._state()}  # whole at any moment: the step loop may ask while the next batch is drawn
         return windows_BT
 
     def state_at(self, cursor: int) -> dict[str, Any]:

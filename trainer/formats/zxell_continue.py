@@ -17,7 +17,7 @@ import torch
 from policies.errors import PlanInvalid, RequestRefused
 from trainer.checkpoint import CHECKPOINTS, Checkpoint, newest_verified, write_checkpoint
 from trainer.config import SAMPLER_ZXELL, TASK_NAME, TrainTask, parse_task, read_task
-from trainer.data.shards import INDEX_NAME, Corpus, open_corpus
+from trainer.data.shards import INDEX_NAME, Corpus, open_corpus, open_role
 from trainer.data.zxell_sampler import generator_from_json
 from trainer.environment import RunEnvironment, fix_arithmetic
 from trainer.files import dumps, dumps_line, read_json, write_synced
@@ -189,7 +189,7 @@ def _check_shards(run: ZxellRun, corpus: Corpus) -> None:
 
 
 def _train_corpus(task: TrainTask) -> Corpus:
-    return open_corpus(Path(task.train.path), task.train.split, digest=task.train.digest)
+    return open_role(task.train)
 
 
 def _args_of(task: TrainTask) -> dict[str, Any]:
