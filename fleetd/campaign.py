@@ -35,9 +35,22 @@ class DataFrom:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentPlan:
+    """An isolated environment that fleetd builds on a host: exactly the packages of a lock."""
+
+    lock: str
+    """The lock file, as the coordinator finds it; `lock_sha256` says which bytes of it were checked."""
+    lock_sha256: str
+    wheels: str = "auto"
+    """`auto`: fetched by the coordinator and staged; `registry`: fetched by the host; else a directory of wheels with the coordinator."""
+    python: str | None = None
+    """The interpreter it is built from. None: as for `HostPlan.python`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostPlan:
     """One machine. `python` runs the trainer, `agent_python` runs agent, supervisor and shim. None: the coordinator's own, or over SSH the
-    `python3` that the host finds."""
+    `python3` that the host finds. Where there is an `environment`, its interpreter runs the trainer and `python` is None."""
 
     name: str
     transport: str = "local"
@@ -52,6 +65,7 @@ class HostPlan:
     root: str
     python: str | None = None
     agent_python: str | None = None
+    environment: EnvironmentPlan | None = None
     capacity_bytes: int | None = None
     """Memory that fleetd may hand out; None: what the host reports as total."""
     floor_bytes: int = 1024**3

@@ -52,6 +52,11 @@ class StatePaths:
         return self.root / "wheels"
 
     @property
+    def wheelhouses(self) -> Path:
+        """The wheels of locks, as pip fetched them: one directory for each lock and kind of Python, named by digest."""
+        return self.root / "wheelhouses"
+
+    @property
     def clock(self) -> Path:
         """What time it was, by both clocks: see fleetd/kept_clock.py."""
         return self.root / "clock.json"
@@ -87,6 +92,14 @@ class CampaignPaths:
     def preflight(self) -> Path:
         """What the hosts showed before the launch, and what was said of it."""
         return self.root / "preflight.json"
+
+    def lock(self, sha256: str) -> Path:
+        """A lock of the plan, as it was when the campaign was launched."""
+        return self.root / "locks" / f"{sha256}.txt"
+
+    def environment(self, host: str) -> Path:
+        """What the environment of a host was found to hold once it was built."""
+        return self.root / "environments" / f"{host}.json"
 
     @property
     def displaced(self) -> Path:
@@ -189,6 +202,16 @@ class HostPaths:
     @property
     def models(self) -> Path:
         return self.root / "models"
+
+    @property
+    def wheelhouses(self) -> Path:
+        """What environments are built from, until they are."""
+        return self.root / "wheelhouses"
+
+    @property
+    def environments(self) -> Path:
+        """`environments/<lock digest>/<python and wheels>/`: see fleetd/host/environment.py."""
+        return self.root / "environments"
 
     @property
     def runs(self) -> Path:

@@ -1,6 +1,7 @@
 """plan.yaml to the frozen Plan that everything else works from, or one PlanInvalid that lists all of its faults with their lines.
 
-    text ─ plan_yaml ─▶ values + lines ─ plan_shape ─▶ typed sections ─ plan_resolve ─▶ defaults merged ─ plan_rules ─▶ Plan
+    text ─ plan_yaml ─▶ values + lines ─ plan_shape ─▶ typed sections ─ plan_resolve ─▶ defaults merged ─ plan_rules,
+    plan_environment ─▶ Plan
 
 The only door to those files: `load_plan`, `plan_schema`.
 """
@@ -17,6 +18,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from fleetd import clock
 from fleetd.campaign import Plan
+from fleetd.plan_environment import check_environments, environment_plan
 from fleetd.plan_model import PlanFile
 from fleetd.plan_resolve import Resolution, ResolvedCandidate, Source, build_plan, leaves, resolve
 from fleetd.plan_rules import check_rules
@@ -51,9 +53,11 @@ def load_plan(path: Path, *, now: datetime | None = None) -> LoadedPlan:
         raise _invalid(path, tree)
     resolution = resolve(tree, file, path.resolve().parent)
     check_rules(resolution, now or clock.read().now)
+    check_environments(resolution)
     if tree.faults:
         raise _invalid(path, tree)
-    plan = build_plan(resolution, sha256=hashlib.sha256(text.encode()).hexdigest())
+    environments = {name: found for name in file.hosts if (found := environment_plan(resolution, name)) is not None}
+    plan = build_plan(resolution, environments, sha256=hashlib.sha256(text.encode()).hexdigest())
     values, sources = _explained(resolution)
     return LoadedPlan(path=path, text=text, plan=plan, sources=sources, values=values)
 

@@ -103,6 +103,17 @@ def _named_neighbour(value: object) -> object:
 NeighbourName = Annotated[DataFromSection, BeforeValidator(_named_neighbour, json_schema_input_type=DataFromSection | str)]
 
 
+class EnvironmentSection(Section):
+    """Packages for the trainer: an isolated environment that fleetd builds on the host, from a lock and nothing else."""
+
+    lock: str | None = None
+    """A requirements file of exact pins (name==version), with or without hashes; relative paths start at the plan; needed."""
+    wheels: str = "auto"
+    """`auto`: this machine fetches them and brings them to the host. `registry`: the host fetches them. Else a directory of wheels here."""
+    python: str | None = None
+    """Python of the host that it is built from; null is the coordinator's own, over ssh the host's python3."""
+
+
 class HostSection(Section):
     """One machine."""
 
@@ -126,6 +137,8 @@ class HostSection(Section):
     """Python that runs the trainer; null is the coordinator's own, over ssh the host's python3."""
     agent_python: str | None = None
     """Python (3.10 or newer) that runs agent and supervisor; null is the coordinator's own, over ssh the host's python3."""
+    environment: EnvironmentSection | None = None
+    """Build the trainer's Python here from a lock, in place of `python`; its keys go before those at the top of the plan."""
     capacity: Size | None = None
     """Memory that fleetd may hand out; null is what the host reports."""
     floor: Size = SizeBytes(GIB)
@@ -368,6 +381,8 @@ class PlanFile(Section):
     reserve: ReserveSection = ReserveSection()
     hosts: dict[str, HostSection] = {}
     """Machines by name; needed."""
+    environment: EnvironmentSection | None = None
+    """Build the trainer's Python from a lock on every host that names no `python`."""
     parity: Literal["off", "report", "require"] | None = None
     """Compare packages and installed files of the hosts' Pythons before the launch; null reports differences between several hosts."""
     data: dict[SplitName, DataSection] = {}

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from fleetd.campaign import AfterFreeze, CandidatePlan, DataFrom, DataRole, HostPlan, Notify, Plan, ReserveTerms, SelectionTerms
+from fleetd.campaign import AfterFreeze, CandidatePlan, DataFrom, DataRole, EnvironmentPlan, HostPlan, Notify, Plan, ReserveTerms, SelectionTerms
 from fleetd.contents import LFS_POINTER, is_pointer
 from fleetd.model import RestartTerms, StallTerms, StopTerms
 from fleetd.plan_model import CandidateSection, DataSection, DisplaceSection, HostSection, PlanFile, TrainingSection
@@ -158,8 +158,8 @@ def read_config(resolution: Resolution, training: TrainingSection) -> dict[str, 
     return value
 
 
-def build_plan(resolution: Resolution, *, sha256: str) -> Plan:
-    """The frozen plan. Only called when no rule found a fault."""
+def build_plan(resolution: Resolution, environments: dict[str, EnvironmentPlan], *, sha256: str) -> Plan:
+    """The frozen plan, with the environment of each host that gets one. Only called when no rule found a fault."""
     file = resolution.file
     deadline = file.deadline
     return Plan(
@@ -168,7 +168,7 @@ def build_plan(resolution: Resolution, *, sha256: str) -> Plan:
         deadline_seconds=None if isinstance(deadline, datetime) else float(deadline),
         reserve=ReserveTerms(
             minimum_seconds=float(file.reserve.minimum), factor=file.reserve.factor, margin_seconds=float(file.reserve.margin)),
-        hosts=tuple(_host(resolution, name) for name in file.hosts),
+        hosts=tuple(_host(resolution, name, environments.get(name)) for name in file.hosts),
         data=tuple(data_role(resolution, Split(split), section) for split, section in file.data.items()),
         candidates=tuple(_candidate(resolution, each) for each in resolution.candidates),
         parity=file.parity,
@@ -179,15 +179,15 @@ def build_plan(resolution: Resolution, *, sha256: str) -> Plan:
     )
 
 
-def _host(resolution: Resolution, name: str) -> HostPlan:
+def _host(resolution: Resolution, name: str, environment: EnvironmentPlan | None) -> HostPlan:
     section = resolution.file.hosts[name]
     is_here = section.transport == "local"
     identity, config = (None if text is None else str(resolution.absolute(text)) for text in (section.identity_file, section.ssh_config))
     return HostPlan(
         name=name, transport=section.transport, root=host_root(resolution, section),
         address=section.address, user=section.user, port=section.port, identity_file=identity, proxy_jump=section.proxy_jump, ssh_config=config,
-        python=_program(resolution, section.python) if is_here else section.python,
-        agent_python=_program(resolution, section.agent_python) if is_here else section.agent_python,
+        python=program_path(resolution, section.python) if is_here else section.python,
+        agent_python=program_path(resolution, section.agent_python) if is_here else section.agent_python, environment=environment,
         capacity_bytes=None if section.capacity is None else int(section.capacity), floor_bytes=int(section.floor),
         data_from=DataFrom(**section.data_from.model_dump()) if section.data_from is not None else None,
         displace=tuple(_workload(name, each) for name, each in section.displace.items()),
@@ -211,7 +211,7 @@ def host_root(resolution: Resolution, section: HostSection) -> str:
     return str(resolution.absolute(section.root)) if section.transport == "local" else os.path.normpath(section.root)
 
 
-def _program(resolution: Resolution, text: str | None) -> str | None:
+def program_path(resolution: Resolution, text: str | None) -> str | None:
     """A program by path starts at the plan; a bare name is looked up on the host."""
     return text if text is None or ("/" not in text and not text.startswith("~")) else str(resolution.absolute(text))
 

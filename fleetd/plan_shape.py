@@ -24,7 +24,8 @@ SHOWN_CHARACTERS_MAX = 60
 FOREIGN_WORDS = {
     foreign: ours
     for ours, others in {
-        "command": "run commands cmd argv", "environment": "envs env", "working_directory": "workdir cwd",
+        "command": "run commands cmd argv", "environment": "envs env venv virtualenv", "lock": "requirements lockfile lock_file",
+        "working_directory": "workdir cwd",
         "memory_cap": "mem memory memory_limit", "deadline": "time time_limit max_duration walltime", "restarts": "retry retries",
         "hosts": "nodes machines", "candidates": "runs trainings jobs tasks", "lr": "learning_rate", "steps": "max_steps iterations",
         "batch": "batch_size", "window": "context block_size max_length", "data": "datasets dataset", "validation": "val", "evaluate": "eval",

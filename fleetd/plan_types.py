@@ -38,6 +38,10 @@ def _words(value: object) -> list[str]:
 def _environment(value: object) -> dict[str, str]:
     if not isinstance(value, dict):
         raise Refused("environment holds NAME: value pairs", "write it such as {OMP_NUM_THREADS: '1'}")
+    if "lock" in value:
+        raise Refused(
+            "the environment of a candidate holds variables, no packages", "write environment: {lock: …} at the top of the plan, or in a host"
+        )
     for name, text in value.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
             raise Refused(f"{name!r} is no name of a variable", "use letters, digits and _, not beginning with a digit")

@@ -141,6 +141,8 @@ ENV_TRAIN_CUTOFF = "FLEETD_TRAIN_CUTOFF"
 ENV_TRAIN_CUTOFF_BOOTTIME = "FLEETD_TRAIN_CUTOFF_BOOTTIME"
 """The same moment in seconds of CLOCK_BOOTTIME, as the host counts it. It rules where both are given: no step of the wall clock moves it."""
 ENV_TREE_TOKEN = "FLEETD_TREE_TOKEN"
+ENV_PYTHON = "FLEETD_PYTHON"
+"""The interpreter of the environment that fleetd built for this host, given to a user's own command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

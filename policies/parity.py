@@ -16,8 +16,8 @@ def differences(pythons: dict[str, PythonSurvey], machines: dict[str, HostSurvey
     found = [
         _differ("python", {host: f"{each.implementation} {each.version}" for host, each in usable.items()}),
         _differ("architecture", {host: each.architecture for host, each in usable.items()}),
-        _differ("torch", {host: each.torch for host, each in usable.items()}),
-        _differ("CUDA", {host: each.cuda for host, each in usable.items()}),
+        _differ("torch", {host: each.torch for host, each in usable.items() if not each.is_expected}),
+        _differ("CUDA", {host: each.cuda for host, each in usable.items() if not each.is_expected}),
         _differ("driver", {host: machines[host].driver for host in usable if host in machines}),
     ]
     for name in sorted({name for each in usable.values() for name in each.packages}):

@@ -50,8 +50,9 @@ def same_machine(surveys: dict[str, HostSurvey], capacities: dict[str, int | Non
     return tuple(found)
 
 
-def python_findings(host: str, key: str, survey: PythonSurvey) -> tuple[Finding, ...]:
-    """Whether an interpreter can do what the plan's key `key` (python, agent_python) is for."""
+def python_findings(host: str, key: str, survey: PythonSurvey, *, repair: str | None = None) -> tuple[Finding, ...]:
+    """Whether an interpreter can do what the plan's key `key` (python, agent_python) is for. `repair`: how changed files are mended, where
+    not by pip."""
     fix = f"name another interpreter as {key} of host {host}"
     if survey.fault is not None:
         return (_refuse(host, f"{key} can't be used", f"{survey.program}: {survey.fault}", fix),)
@@ -68,8 +69,8 @@ def python_findings(host: str, key: str, survey: PythonSurvey) -> tuple[Finding,
         shown = "; ".join(_damage(name, package) for name, package in list(damaged.items())[:DAMAGED_SHOWN_MAX])
         more = f"; and {len(damaged) - DAMAGED_SHOWN_MAX} more packages" if len(damaged) > DAMAGED_SHOWN_MAX else ""
         asked = " ".join(f"{name}=={package.version}" for name, package in damaged.items())
-        repair = f"{survey.program} -m pip install --force-reinstall --no-deps {asked}"
-        found.append(_refuse(host, "installed files are not what was installed", f"{shown}{more}", repair))
+        fix = repair or f"{survey.program} -m pip install --force-reinstall --no-deps {asked}"
+        found.append(_refuse(host, "installed files are not what was installed", f"{shown}{more}", fix))
     return tuple(found)
 
 

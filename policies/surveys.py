@@ -94,6 +94,25 @@ class PythonSurvey:
     cuda: str | None = None
     packages: dict[str, PackageSurvey] = field(default_factory=dict)
     are_files_read: bool = False
+    is_expected: bool = False
+    """Nobody has seen it: what an environment will be once it is built from its lock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentSurvey:
+    """What a host has, or is to have, of an environment that the plan asks for."""
+
+    lock: str
+    lock_sha256: str
+    name: str
+    """Where it lies below `environments/`."""
+    is_built: bool
+    python: str
+    """Version of the Python that it is, or will be, built from."""
+    packages: int
+    wheels: str
+    """Their digest, or `registry`."""
+    wheels_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,7 @@ def faults_of(room: str, module: str) -> str | None:
     if process == "host":
         return None if top in HOST_PACKAGES else "a host has psutil and nvidia-ml-py only"
     if process == "":
-        return None if is_plan(room) and top in {"pydantic", "pydantic_core", "yaml"} else "shared vocabulary is standard library only"
+        return None if is_plan(room) and top in {"packaging", "pydantic", "pydantic_core", "yaml"} else "shared vocabulary is standard library only"
     return "fleetd never imports torch" if top in {"torch", "transformers", "safetensors"} else None
 
 

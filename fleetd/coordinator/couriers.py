@@ -42,11 +42,12 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class TreeKind(Word):
-    """The three stores of a host root; the word is the directory's name."""
+    """The stores of a host root; the word is the directory's name."""
 
     RELEASES = "releases"
     DATASETS = "datasets"
     MODELS = "models"
+    WHEELHOUSES = "wheelhouses"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

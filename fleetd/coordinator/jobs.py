@@ -17,6 +17,7 @@ from fleetd import logs
 from fleetd.campaign import Plan
 from fleetd.coordinator.corpora import read_corpus
 from fleetd.coordinator.couriers import Courier, TreeKind
+from fleetd.coordinator.environments import Environments
 from fleetd.coordinator.evaluation import collect_evaluation, judge, prepare_evaluation
 from fleetd.coordinator.ledger import Act
 from fleetd.coordinator.pipeline import freeze_campaign, select_campaign
@@ -28,11 +29,12 @@ from fleetd.coordinator.run_book import write_run_book
 from fleetd.coordinator.sessions import Session
 from fleetd.coordinator.shards import read_shard_set
 from fleetd.coordinator.sight import Job
-from fleetd.coordinator.specs import RELEASE, release_key
+from fleetd.coordinator.specs import RELEASE, environment_key, host_plan, release_key
 from fleetd.coordinator.staging import stage_data
 from fleetd.coordinator.targets import OVER
 from fleetd.coordinator.trees import read_manifest
 from fleetd.coordinator.vault import read_frozen
+from fleetd.coordinator.wheelhouses import Wheelhouses
 from fleetd.files import write_record, write_text
 from fleetd.fleet import Campaign, Fleet
 from fleetd.paths import CampaignPaths, StatePaths
@@ -56,6 +58,7 @@ class Workplace:
     act: Act
     python: str
     releases: Releases
+    environments: Environments
 
     @property
     def courier(self) -> Courier:
@@ -87,6 +90,7 @@ class Jobs:
 
     def __init__(self, state: StatePaths, *, python: str, releases: Releases, write_report: WriteReport) -> None:
         self._state, self._python, self._releases, self._write_report = state, python, releases, write_report
+        self._environments = Environments(Wheelhouses(state))
 
     def run(self, job: Job, fleet: Fleet, sessions: dict[str, Session], now: datetime) -> dict[str, Any]:
         reachable = {name for name, host in fleet.hosts.items() if host.reachable}
@@ -94,7 +98,7 @@ class Jobs:
             job=job, fleet=fleet, campaign=fleet.campaigns[job.campaign_id], paths=self._state.campaign(job.campaign_id),
             couriers={name: session.courier for name, session in sessions.items() if name in reachable},
             act=Act(actor=str(job.body.get("actor") or "coordinator"), at=now, code_digest=code_digest()), python=self._python,
-            releases=self._releases,
+            releases=self._releases, environments=self._environments,
         )
         if job.kind == "report":
             return self._report(place)
@@ -126,7 +130,10 @@ def _preflight(place: Workplace) -> dict[str, Any]:
     if place.campaign.plan_text and not place.paths.plan.exists():
         write_text(place.paths.plan, place.campaign.plan_text)
     write_record(place.paths.resolved, plan)
-    seen = preflight(plan, place.couriers, own_python=place.python, stage=place.releases.stage)
+    seen = preflight(
+        plan, place.couriers, own_python=place.python, stage=place.releases.stage,
+        prepare=lambda host, courier, release: place.environments.prepare(place.paths, host, courier, release),
+    )
     write_record(place.paths.preflight, seen)
     if seen.refusals:
         raise refusal(seen.refusals)
@@ -157,14 +164,26 @@ def _reserved_rows(plan: Plan) -> dict[str, int]:
 def _stage(place: Workplace) -> dict[str, Any]:
     release = place.releases.stage(place.courier)
     stage_data(place.campaign.plan, place.campaign.digests, place.courier)
-    place.courier.prune_releases(_releases_needed(place.fleet) | {release})
-    return {"digests": {"release": release, release_key(place.courier.host): release}}
+    digests = {"release": release, release_key(place.courier.host): release, **_build_environment(place, release)}
+    place.courier.prune_releases(_needed(place.fleet, RELEASE) | {release})
+    return {"digests": digests}
 
 
-def _releases_needed(fleet: Fleet) -> frozenset[str]:
-    """Releases that a campaign under way has on any host: its next run there will name one."""
+def _build_environment(place: Workplace, release: str) -> dict[str, str]:
+    """The environment that the plan asks for on this host, built and verified there; and away with those that nobody needs."""
+    host = host_plan(place.campaign, place.courier.host)
+    if host.environment is None:
+        return {}
+    key = environment_key(host.name)
+    answer = place.environments.bring(place.paths, place.campaign.plan, host, place.courier, release)
+    place.environments.prune(host, place.courier, release, _needed(place.fleet, key) | {answer.name})
+    return {key: answer.name}
+
+
+def _needed(fleet: Fleet, prefix: str) -> frozenset[str]:
+    """Releases, or environments of a host, that a campaign under way has: its next run there will name one."""
     going = (campaign for campaign in fleet.campaigns.values() if campaign.stage not in OVER)
-    return frozenset(digest for campaign in going for key, digest in campaign.digests.items() if key.startswith(RELEASE))
+    return frozenset(digest for campaign in going for key, digest in campaign.digests.items() if key.startswith(prefix))
 
 
 def _stage_seed(place: Workplace) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Preflight: every host of a plan is surveyed by its own tools, judged, and compared with the others, before anything is staged.
 
     release in place ─► `survey` on the host (fleetd/host/survey.py) ─► policies.preflight, policies.parity ─► findings, preflight.json
+                    └─► its environment, as far as it can be said before it is built (environments.py)
 """
 
 from __future__ import annotations
@@ -8,20 +9,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from fleetd import clock
 from fleetd.campaign import HostPlan, Plan
 from fleetd.coordinator.couriers import Courier, TreeKind
+from fleetd.coordinator.environments import Prepared
 from fleetd.coordinator.specs import agent_python, trainer_python
+from fleetd.environments import environment_python
 from fleetd.wire import WireError, decode, dumps, encode, loads
 from policies.displacement import workload_findings
 from policies.errors import RequestRefused
 from policies.parity import parity_findings
 from policies.preflight import Asked, findings, python_findings, same_machine
-from policies.surveys import Finding, HostSurvey, PythonSurvey
+from policies.surveys import EnvironmentSurvey, Finding, HostSurvey, PythonSurvey
 from policies.workloads import WorkloadSight
 
 LOOK_SECONDS_MAX = 60.0
@@ -32,6 +35,9 @@ TRAINER_MODULES = ("numpy", "safetensors", "torch", "transformers")
 WORDS_MAX = 300
 OTHERS_SHOWN_MAX = 4
 
+Prepare = Callable[[HostPlan, Courier, str], Prepared]
+"""What a host's environment will be, from the host, its courier and the release that lies there."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostLook:
@@ -39,7 +45,9 @@ class HostLook:
 
     survey: HostSurvey
     python: PythonSurvey | None
-    """The trainer's interpreter, where a candidate of ours may run there."""
+    """The trainer's interpreter, where a candidate of ours may run there. That of an environment also where only commands do."""
+    environment: EnvironmentSurvey | None = None
+    """What the plan has built there, or is to have."""
     displace: tuple[WorkloadSight, ...] = ()
     """What runs of the work that the plan wants out of the way, in the order of the plan."""
     skew_seconds: float | None
@@ -65,14 +73,20 @@ class Preflight:
         return tuple(f"{each.host}: {each.title}: {each.what}" for each in self.findings if not each.refuses)
 
 
-def preflight(plan: Plan, couriers: dict[str, Courier], *, own_python: str, stage: Callable[[Courier], str]) -> Preflight:
+def preflight(
+    plan: Plan, couriers: dict[str, Courier], *, own_python: str, stage: Callable[[Courier], str], prepare: Prepare | None = None,
+) -> Preflight:
     """Look at all hosts that have a courier, side by side. HostUnreachable, or what a host explains of itself."""
     hosts = [host for host in plan.hosts if host.name in couriers]
     reads_files = parity_of(plan) != "off"
 
     def look(host: HostPlan) -> HostLook:
-        program = trainer_python(host, own_python) if _trains_ours(plan, host) else None
-        return _look(host, couriers[host.name], stage, program, reads_files)
+        courier = couriers[host.name]
+        release = stage(courier)
+        if host.environment is not None and prepare is not None and _is_used(plan, host):
+            return _look_at_environment(host, courier, release, prepare(host, courier, release), _modules(plan, host), reads_files)
+        program = trainer_python(host, own_python) if host.environment is None and _trains_ours(plan, host) else None
+        return _look(host, courier, release, program, TRAINER_MODULES, reads_files)
 
     with ThreadPoolExecutor(HOSTS_AT_ONCE_MAX, thread_name_prefix="preflight") as workers:
         looks = dict(zip((host.name for host in hosts), workers.map(look, hosts), strict=True))
@@ -91,7 +105,7 @@ def judge(plan: Plan, looks: dict[str, HostLook]) -> tuple[Finding, ...]:
             uses_accelerator=bool(look.survey.accelerators),
         ), look.survey)
         if look.python is not None:
-            found += python_findings(name, "python", look.python)
+            found += python_findings(name, "python", look.python, repair=None if look.environment is None else _repair(host, look.environment))
         for workload, sight in zip(host.displace, look.displace, strict=True):
             found += workload_findings(name, workload, sight)
     if parity_of(plan) != "off":
@@ -123,6 +137,10 @@ def parity_of(plan: Plan) -> str:
     return plan.parity or ("report" if len(plan.hosts) > 1 else "off")
 
 
+def _repair(host: HostPlan, environment: EnvironmentSurvey) -> str:
+    return f"make sure that no run uses it, then on {host.name}: rm -r {host.root}/environments/{environment.name}; launch again"
+
+
 def _host(plan: Plan, name: str) -> HostPlan:
     return next(host for host in plan.hosts if host.name == name)
 
@@ -131,8 +149,25 @@ def _trains_ours(plan: Plan, host: HostPlan) -> bool:
     return any(candidate.task is not None and candidate.host in ("any", host.name) for candidate in plan.candidates)
 
 
-def _look(host: HostPlan, courier: Courier, stage: Callable[[Courier], str], program: str | None, reads_files: bool) -> HostLook:
-    release = courier.tree_path(TreeKind.RELEASES, stage(courier))
+def _is_used(plan: Plan, host: HostPlan) -> bool:
+    return any(candidate.host in ("any", host.name) for candidate in plan.candidates)
+
+
+def _modules(plan: Plan, host: HostPlan) -> tuple[str, ...]:
+    return TRAINER_MODULES if _trains_ours(plan, host) else ()
+
+
+def _look_at_environment(
+    host: HostPlan, courier: Courier, release: str, prepared: Prepared, modules: tuple[str, ...], reads_files: bool,
+) -> HostLook:
+    """A built environment is read as any interpreter; one that is to be built is taken for what its lock and wheels will make of it."""
+    program = environment_python(host.root, prepared.name) if prepared.mark is not None else None
+    look = _look(host, courier, release, program, modules, reads_files)
+    return replace(look, python=look.python or prepared.expected(host.root), environment=prepared.survey())
+
+
+def _look(host: HostPlan, courier: Courier, release: str, program: str | None, modules: tuple[str, ...], reads_files: bool) -> HostLook:
+    release = courier.tree_path(TreeKind.RELEASES, release)
     before = clock.read()
     survey = decode(HostSurvey, _ask(host, courier, release, {}, LOOK_SECONDS_MAX)["host"], "survey")
     after = clock.read()
@@ -142,7 +177,7 @@ def _look(host: HostPlan, courier: Courier, stage: Callable[[Courier], str], pro
         answer = _ask(host, courier, release, {"displace": host.displace, "host": False}, LOOK_SECONDS_MAX)
         displace = tuple(decode(WorkloadSight, each, "displace") for each in answer["displace"])
     if program is not None:
-        question = {"pythons": {program: TRAINER_MODULES}, "read_files": reads_files, "host": False}
+        question = {"pythons": {program: modules}, "read_files": reads_files, "host": False}
         answer = _ask(host, courier, release, question, READ_SECONDS_MAX)
         python = decode(PythonSurvey, answer["pythons"][program], "survey")
     half_seconds = (after.boottime_seconds - before.boottime_seconds) / 2

@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from fleetd.campaign import AfterFreeze, CandidatePlan, DataRole, HostPlan
+from fleetd.environments import PLAIN_PYTHONS, environment_python
 from fleetd.fleet import Campaign, Run
 from fleetd.model import Caps, DeadlineTerms, Owner, RunSpec, WantOrder
 from fleetd.paths import HostPaths
-from policies.facts import RunKind, Split, Want
+from policies.facts import ENV_PYTHON, RunKind, Split, Want
 
 EVALUATE_PREFIX = "evaluate-"
 SELECTED, BASE = "selected", "base"
 RELEASE = "release"
+ENVIRONMENT = "environment"
 SSH_PYTHON = "python3"
 
 
@@ -51,8 +53,19 @@ def release_key(host: str) -> str:
     return f"{RELEASE}:{host}"
 
 
+def environment_key(host: str) -> str:
+    """Under which digest-key a campaign remembers the environment of one host: `<lock digest>/<flavour>`."""
+    return f"{ENVIRONMENT}:{host}"
+
+
+def built_python(campaign: Campaign, host: HostPlan) -> str | None:
+    """The interpreter of the environment that was built for this campaign on this host; None where the plan asks for none."""
+    name = campaign.digests.get(environment_key(host.name)) if host.environment is not None else None
+    return environment_python(host.root, name) if name is not None else None
+
+
 def trainer_python(host: HostPlan, own: str) -> str:
-    """The interpreter of our trainer on this host; `own` is the coordinator's, which no other machine has."""
+    """The interpreter of our trainer on a host without an environment; `own` is the coordinator's, which no other machine has."""
     return host.python or (own if host.is_local else SSH_PYTHON)
 
 
@@ -79,23 +92,25 @@ def build_spec(campaign: Campaign, run: Run, host: HostPlan, *, owner: Owner, py
     caps = replace(caps_of(asking(campaign, run)), floor_bytes=host.floor_bytes)
     release = campaign.digests.get(release_key(host.name)) or campaign.digests[RELEASE]
     ours = _our_environment(host, release)
-    interpreter = trainer_python(host, python)
+    built = built_python(campaign, host)
+    interpreter = built or trainer_python(host, python)
     if run.kind is RunKind.EVALUATE:
         return RunSpec(
             run_id=run.run_id, campaign_id=campaign.campaign_id, candidate=run.candidate, kind=run.kind, owner=owner, created_at=now,
             argv=(interpreter, "-m", "trainer", "evaluate"), environment=ours, release_digest=release, caps=caps,
             deadline=DeadlineTerms(final_at=campaign.final_at, cutoff_at=campaign.final_at),
-            digests={**_digests(campaign, split_of(run)), RELEASE: release}, continues=run.continues,
+            digests=_digests(campaign, split_of(run), host, release), continues=run.continues,
         )
     candidate = candidate_of(campaign, run)
     contract = candidate.command is None
-    argv = (interpreter, "-m", "trainer", "train") if candidate.command is None else candidate.command
+    argv = (interpreter, "-m", "trainer", "train") if candidate.command is None else _command(candidate.command, built)
+    given = candidate.environment if built is None or contract else {ENV_PYTHON: built, **candidate.environment}
     return RunSpec(
         run_id=run.run_id, campaign_id=campaign.campaign_id, candidate=run.candidate, kind=run.kind, owner=owner, created_at=now,
-        argv=argv, environment={**ours, **candidate.environment} if contract else dict(candidate.environment),
+        argv=argv, environment={**ours, **given} if contract else dict(given),
         working_directory=candidate.working_directory, signal=candidate.signal, contract=contract, release_digest=release, caps=caps,
         deadline=deadline, stop=candidate.stop, restarts=candidate.restarts, stall=candidate.stall, on_reboot=candidate.on_reboot,
-        digests={**_digests(campaign, Split.VALIDATION), RELEASE: release}, continues=run.continues,
+        digests=_digests(campaign, Split.VALIDATION, host, release), continues=run.continues,
     )
 
 
@@ -147,8 +162,15 @@ def _data(campaign: Campaign, split: Split, host: HostPlan) -> dict[str, Any]:
     return described if limit is None else {**described, "tokens_per_document_max": limit}
 
 
-def _digests(campaign: Campaign, scored: Split) -> dict[str, str]:
-    return {name: campaign.digests[name] for name in (Split.TRAIN.value, scored.value) if name in campaign.digests}
+def _digests(campaign: Campaign, scored: Split, host: HostPlan, release: str) -> dict[str, str]:
+    """What a run is made of, by role: data, code, and where one was built its environment."""
+    data = {name: campaign.digests[name] for name in (Split.TRAIN.value, scored.value) if name in campaign.digests}
+    name = campaign.digests.get(environment_key(host.name)) if host.environment is not None else None
+    return {**data, RELEASE: release, **({ENVIRONMENT: name} if name is not None else {})}
+
+
+def _command(command: tuple[str, ...], built: str | None) -> tuple[str, ...]:
+    return (built, *command[1:]) if built is not None and command[0] in PLAIN_PYTHONS else command
 
 
 def _our_environment(host: HostPlan, release: str) -> dict[str, str]:

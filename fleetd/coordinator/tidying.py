@@ -24,7 +24,8 @@ _RECORDS = (".", "results")
 
 def tidy_state(paths: StatePaths) -> tuple[str, ...]:
     """Remove temporaries of the last life. Returns their names. What can't be removed stays for the next."""
-    removed = list(sweep_temporaries(paths.root))
+    removed = [*sweep_temporaries(paths.root), *sweep_temporaries(paths.wheelhouses)]
+    removed += [_remove(folder) for folder in sorted(paths.wheelhouses.glob(f"{TEMPORARY_PREFIX}*"))]
     for campaign in sorted(paths.campaigns.glob("*/")):
         for place in _RECORDS:
             removed += sweep_temporaries(campaign / place)

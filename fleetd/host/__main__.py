@@ -1,4 +1,4 @@
-"""How a program of a release is started: `python3 -I <release>/fleetd/host/__main__.py agent ROOT` (or supervisor, shim, survey, sweep, stager).
+"""How a program of a release is started: `python3 -I <release>/fleetd/host/__main__.py agent ROOT`, or another of PROGRAMS.
 
 Isolated (-I), no variable and no folder of the user decides what is imported: the release first, then the libraries that came with it.
 Run from an installation, where no libraries lie beside, the interpreter's own are used.
@@ -8,7 +8,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-PROGRAMS = ("agent", "supervisor", "shim", "survey", "sweep", "stager")
+PROGRAMS = ("agent", "supervisor", "shim", "survey", "sweep", "stager", "environment")
 
 
 def main(arguments: list[str]) -> int:

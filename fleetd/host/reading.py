@@ -21,7 +21,7 @@ from policies.manifest import MANIFEST_NAME, FileEntry, directory_digest, manife
 READ_BYTES_MAX = 4 * 1024 * 1024
 """Base64 makes a third more of it, and a line may hold 8 MiB."""
 DIGEST_FILES_MAX = 10_000
-KINDS = ("releases", "datasets", "models")
+KINDS = ("releases", "datasets", "models", "wheelhouses")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 

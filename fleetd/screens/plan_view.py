@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from fleetd.campaign import AfterFreeze, CandidatePlan, DataRole, HostPlan
+from fleetd.environments import MARK
 from fleetd.model import CapPart
+from fleetd.paths import HostPaths
 from fleetd.plan import LoadedPlan
+from fleetd.plan_lock import read_lock_file
 from fleetd.plan_resolve import listed_files, read_index
 from fleetd.plan_rules import cutoff_if_launched
 from fleetd.plan_units import Seconds, SizeBytes, show_duration, show_moment, show_size, write_duration, write_size
@@ -53,7 +56,8 @@ def check_document(loaded: LoadedPlan, now: datetime, caps: LocalCaps | None = N
         "schema": 1, "path": str(loaded.path), "name": loaded.plan.name, "plan_sha256": loaded.plan.plan_sha256,
         "if_launched_now": {"at": format_moment(now), "cutoff_at": format_moment(cutoff), "final_at": format_moment(final)},
         "hosts": [
-            {"name": host.name, "root": host.root, "memory": _memory(loaded, host), "caps": encode((caps or {}).get(host.name))}
+            {"name": host.name, "root": host.root, "memory": _memory(loaded, host), "caps": encode((caps or {}).get(host.name)),
+             "environment": environment_summary(host)}
             for host in loaded.plan.hosts
         ],
         "data": [{"split": role.split.value, "path": role.path, **data_summary(role)} for role in loaded.plan.data],
@@ -98,10 +102,41 @@ def _host(loaded: LoadedPlan, host: HostPlan) -> list[tuple[str, list[Line]]]:
     prefix = f"hosts.{host.name}"
     pythons = [line(f"{key} {value}") for key, value in (("python", host.python), ("agent_python", host.agent_python)) if value]
     pythons = pythons or [OWN_PYTHON if host.is_local else HOST_PYTHON]
+    if host.environment is not None:
+        pythons = [line(f"agent_python {host.agent_python}")] if host.agent_python else []
     return [
         (host.name, [line(_reach(host)), line(f"root {host.root}"), _origin(loaded, f"{prefix}.root"), *pythons]),
+        *([("", _environment(loaded, host))] if host.environment is not None else []),
         ("", [line(_memory(loaded, host)), _origin(loaded, f"{prefix}.capacity")]),
     ]
+
+
+def _environment(loaded: LoadedPlan, host: HostPlan) -> list[Line]:
+    """`environment of requirements.lock, 86 packages, lock 2cf24dba5fb0` and whether it lies there already."""
+    seen = environment_summary(host)
+    assert host.environment is not None and seen is not None
+    name, own = Path(host.environment.lock).name, f"hosts.{host.name}.environment.lock"
+    wheels = {"auto": "wheels brought from here", "registry": "wheels fetched by the host"}.get(seen["wheels"], f"wheels of {seen['wheels']}")
+    built = "built here: " + ", ".join(seen["built"]) if seen["built"] else "to be built" if host.is_local else "built there, if it is not yet"
+    return [
+        line(f"environment of {name}: {_count(seen['packages'], 'package')}, lock {seen['lock_sha256'][:12]}"), line(wheels),
+        *([line(f"from {host.environment.python}")] if host.environment.python else []), line(built),
+        _origin(loaded, own if loaded.values.get(own) is not None else "environment.lock"),
+    ]
+
+
+def environment_summary(host: HostPlan) -> dict[str, Any] | None:
+    """What the plan asks for on a host, and on this machine which Pythons have it complete. None without an environment."""
+    asked = host.environment
+    if asked is None:
+        return None
+    lock, _ = read_lock_file(Path(asked.lock))
+    place = HostPaths(Path(host.root)).environments / asked.lock_sha256
+    built = sorted(mark.parent.name for mark in place.glob(f"*/{MARK}")) if host.is_local else []
+    return {
+        "lock": asked.lock, "lock_sha256": asked.lock_sha256, "packages": len({pin.name for pin in lock.pins}), "wheels": asked.wheels,
+        "python": asked.python, "built": built,
+    }
 
 
 def _caps(parts: dict[str, CapPart]) -> list[tuple[str, list[Line]]]:

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from fleetd.campaign import CandidatePlan, HostPlan
+from fleetd.environments import PLAIN_PYTHONS
 from fleetd.model import CapPart
 from fleetd.plan import LoadedPlan
 from fleetd.plan_resolve import listed_files
@@ -30,6 +31,7 @@ PYTHON_SECONDS_MAX = 30.0
 PYTHON_OLDEST = (3, 10)
 DISK_SLACK_BYTES = 256 * MIB
 AGENT_MODULES = ("psutil",)
+BUILD_MODULES = ("venv", "zlib")
 TRAINER_MODULES = ("torch", "numpy", "safetensors", "transformers", "sentencepiece")
 BYTES_PER_WEIGHT = 12
 """A checkpoint holds each weight and its two moments in fp32."""
@@ -178,7 +180,9 @@ def _memory(host: HostPlan, candidates: list[CandidatePlan]) -> list[ExplainedEr
 
 def _pythons(host: HostPlan, candidates: list[CandidatePlan]) -> list[ExplainedError | None]:
     faults = [_python(host, "agent_python", host.agent_python or sys.executable, AGENT_MODULES)]
-    if any(each.task is not None for each in candidates):
+    if host.environment is not None:
+        faults.append(_python(host, "environment.python", host.environment.python or sys.executable, BUILD_MODULES))
+    elif any(each.task is not None for each in candidates):
         faults.append(_python(host, "python", host.python or sys.executable, TRAINER_MODULES))
     return faults
 
@@ -200,15 +204,18 @@ def _python(host: HostPlan, key: str, program: str, modules: tuple[str, ...]) ->
     if tuple(version) < PYTHON_OLDEST:
         return _refused(host, title, f"{program} is Python {version[0]}.{version[1]}, {PYTHON_OLDEST[0]}.{PYTHON_OLDEST[1]} is needed", fix)
     if missing:
-        return _refused(host, title, f"{program} has no {', '.join(missing)}", f"{program} -m pip install {' '.join(missing)}")
+        mend = f"{program} -m pip install {' '.join(missing)}"
+        if modules == BUILD_MODULES:  # of the standard library: a distribution has split it off
+            mend = f"sudo apt-get install python{version[0]}.{version[1]}-venv"
+        return _refused(host, title, f"{program} has no {', '.join(missing)}", mend)
     return None
 
 
 def _programs(host: HostPlan, candidates: list[CandidatePlan]) -> list[ExplainedError | None]:
     faults: list[ExplainedError | None] = []
     for each in candidates:
-        if each.command is None:
-            continue
+        if each.command is None or (host.environment is not None and each.command[0] in PLAIN_PYTHONS):
+            continue  # our own trainer, or the environment's Python
         folder = each.working_directory
         if folder is not None and not Path(folder).is_dir():
             faults.append(_refused(host, f"{each.name} has no place to run", f"{folder} is no directory", "correct working_directory"))
