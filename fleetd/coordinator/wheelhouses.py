@@ -10,8 +10,10 @@ says addresses are kept without user, password and query.
 
 from __future__ import annotations
 
+import email.parser
 import ensurepip
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -19,9 +21,11 @@ import shutil
 import subprocess
 import sys
 import threading
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
@@ -32,11 +36,12 @@ from fleetd.paths import StatePaths
 from fleetd.pip_words import pip_fault
 from fleetd.plan_lock import Pin
 from fleetd.wire import WireError
-from policies.errors import ExplainedError, NoRoom, RequestRefused
+from policies.errors import DataDamaged, ExplainedError, NoRoom, RequestRefused
 from policies.manifest import FileEntry, directory_digest
 
 FETCH_SECONDS_MAX = 3600.0
 PIP_SECONDS_MAX = 120.0
+SHOWN_MAX = 6
 KEPT_MAX = 4
 """Wheelhouses on the coordinator's disk; the least recently used goes first, and is fetched again when it is asked for."""
 AUTO = "auto"
@@ -132,7 +137,9 @@ class Wheelhouses:
                 lines = [f"{pin}{''.join(f' --hash={value}' for value in pin.hashes)}" for pin in wanted.pins]
             else:
                 _fetch(wanted, temporary, pip)
-                lines = [f"{pin} --hash=sha256:{read_entry(temporary, path).sha256}" for pin, path in _paired(wanted, temporary)]
+                paired = _paired(wanted, temporary)
+                check_complete(wanted, {pin: temporary / path for pin, path in paired})
+                lines = [f"{pin} --hash=sha256:{read_entry(temporary, path).sha256}" for pin, path in paired]
             (temporary / REQUIREMENTS).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
             entries = tuple(read_entry(temporary, path) for path in files_below(temporary))
             write_manifest(temporary, entries)
@@ -200,9 +207,10 @@ def _fetch(wanted: Wanted, temporary: Path, pip: Path) -> None:
     lines = [f"{pin}{''.join(f' --hash={value}' for value in pin.hashes)}" for pin in wanted.pins]
     asked.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     (temporary / WHEELS).mkdir()
+    own_pip = ("-m", "pip") if importlib.util.find_spec("pip") is not None else (f"{pip}/pip",)
     version = ".".join(found.version.split(".")[:2])
     argv = [
-        sys.executable, f"{pip}/pip", "download", "--no-input", "--disable-pip-version-check", "--no-color", "--progress-bar", "off", "--no-deps",
+        sys.executable, *own_pip, "download", "--no-input", "--disable-pip-version-check", "--no-color", "--progress-bar", "off", "--no-deps",
         "--only-binary", ":all:", "--dest", str(temporary / WHEELS), "--python-version", version, "--implementation", "cp", "--abi", found.abi,
         *(word for tag in platforms(found) for word in ("--platform", tag)),
         *(() if wanted.source == AUTO else ("--no-index", "--find-links", wanted.source)), "--requirement", str(asked),
@@ -248,6 +256,41 @@ def _paired(wanted: Wanted, temporary: Path) -> list[tuple[Pin, str]]:
         what = f"pip brought none of {', '.join(lost[:4])}"
         raise RequestRefused("wheels are missing", where=f"lock {wanted.lock_sha256[:12]}", what=what, fix="report this with daemon.log")
     return [(pin, by_name[pin.name]) for pin in wanted.pins]
+
+
+def check_complete(wanted: Wanted, wheels: dict[Pin, Path]) -> None:
+    """RequestRefused when a wheel needs a package that the lock does not have, or has in another version than it takes.
+
+    pip is told to install these wheels and nothing besides, so nobody else would say so before an import fails.
+    """
+    pinned = {pin.name: pin for pin in wheels}
+    lost: list[str] = []
+    for pin, wheel in wheels.items():
+        for needed in _needs(wheel):
+            if needed.marker is not None and not needed.marker.evaluate({**wanted.interpreter.markers, "extra": ""}):
+                continue
+            have = pinned.get(canonicalize_name(needed.name))
+            if have is None:
+                lost.append(f"{needed.name} (for {pin.name})")
+            elif not needed.specifier.contains(have.version, prereleases=True):
+                lost.append(f"{needed.name}{needed.specifier} (for {pin.name}, and it has {have.version})")
+    if lost:
+        more = f" and {len(lost) - SHOWN_MAX} more" if len(lost) > SHOWN_MAX else ""
+        what = f"it does not have {', '.join(lost[:SHOWN_MAX])}{more}"
+        fix = "add them with their versions, such as with pip freeze in an environment where it works"
+        raise RequestRefused("the lock is not complete", where=f"lock {wanted.lock_sha256[:12]} for {wanted.target}", what=what, fix=fix)
+
+
+def _needs(wheel: Path) -> list[Requirement]:
+    """What a wheel says that it requires."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            name = next(name for name in archive.namelist() if name.count("/") == 1 and name.endswith(".dist-info/METADATA"))
+            said = email.parser.HeaderParser().parsestr(archive.read(name).decode(errors="replace"))
+        return [Requirement(text) for text in said.get_all("Requires-Dist") or []]
+    except (zipfile.BadZipFile, StopIteration, InvalidRequirement) as fault:
+        fix = "remove it where it comes from, and launch again"
+        raise DataDamaged("a wheel can't be read", where=str(wheel), what=str(fault), fix=fix) from fault
 
 
 def _wheelhouse(folder: Path, entries: tuple[FileEntry, ...]) -> Wheelhouse:

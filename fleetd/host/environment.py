@@ -226,6 +226,11 @@ def _install(steps: Steps, order: EnvironmentOrder, source: Interpreter, place: 
         *place_of_wheels, "--requirement", str(wheelhouse / REQUIREMENTS),
     )
     faults.before("environment filled")
+    if order.wheels == REGISTRY:  # of wheels that were brought, the coordinator has looked already
+        _check_complete(steps, order, runs_pip, quiet)
+
+
+def _check_complete(steps: Steps, order: EnvironmentOrder, runs_pip: tuple[str, ...], quiet: tuple[str, ...]) -> None:
     try:
         steps.run(*runs_pip, "check", *quiet)
     except StepFailed as fault:
