@@ -49,7 +49,7 @@ def check_environments(resolution: Resolution) -> None:
         _check(resolution, resolution.file.environment, None, locks)
     for name, host in resolution.file.hosts.items():
         if host.python is not None and host.environment is not None:
-            fix = "keep one: `python` for an interpreter that is there, `environment` for one that fleetd builds"
+            fix = "keep one: `python` for an interpreter that is there, `environment` for one that is to be built"
             resolution.tree.fault(("hosts", name, "python"), "both `python` and `environment` are set", fix)
         section = environment_of(resolution, name)
         if section is not None:
