@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fleetd import faults
+from fleetd.coordinator.deliveries import Deliveries, Delivery
 from fleetd.coordinator.trees import (
     TEMPORARY_PREFIX,
     TreeFault,
@@ -103,8 +104,9 @@ class Courier(Protocol):
 class LocalCourier:
     """The courier of a host root on this machine."""
 
-    def __init__(self, host: str, root: Path, agent_python: str | None = None) -> None:
+    def __init__(self, host: str, root: Path, agent_python: str | None = None, deliveries: Deliveries | None = None) -> None:
         self._host, self._paths, self._python = host, HostPaths(root), agent_python or sys.executable
+        self._deliveries = deliveries or Deliveries()
 
     @property
     def host(self) -> str:
@@ -136,7 +138,10 @@ class LocalCourier:
                 if final.exists():
                     self._check_present(digest, final)
                     return False
-                self._bring(kind, digest, source, entries, final)
+                with self._deliveries.under_way(self._host, kind.value, digest, sum(entry.bytes for entry in entries)) as delivery:
+                    delivery.goes_by("copy", "it is this machine")
+                    delivery.begins(0)
+                    self._bring(kind, digest, source, entries, final, delivery)
         except OSError as fault:
             raise self._no_place(kind, final, entries, fault) from fault
         return True
@@ -193,13 +198,14 @@ class LocalCourier:
                 fix=f"make sure that no run uses it, then rm -r {final} and launch again",
             )
 
-    def _bring(self, kind: TreeKind, digest: str, source: Path, entries: tuple[FileEntry, ...], final: Path) -> None:
+    def _bring(self, kind: TreeKind, digest: str, source: Path, entries: tuple[FileEntry, ...], final: Path, delivery: Delivery) -> None:
         """Temporary sibling, copy, verify, sync, rename. Called with the kind's lock held, so older temporaries are nobody's."""
         for leftover in final.parent.glob(f"{TEMPORARY_PREFIX}*"):
             discard_tree(leftover)
         temporary = final.parent / f"{TEMPORARY_PREFIX}{digest}"
         try:
-            copy_tree(source, entries, temporary)
+            copy_tree(source, entries, temporary, told=delivery.sent)
+            delivery.settles()
             write_manifest(temporary, entries, source=source)
             if kind is TreeKind.RELEASES:
                 self._compile(temporary, final)

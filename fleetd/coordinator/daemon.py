@@ -196,7 +196,7 @@ def _serve(paths: StatePaths, journal: Journal, write_report: ReportWriter, mana
 
     def make_session(plan: HostPlan, owner: Owner) -> Session:
         if plan.is_local:
-            return LocalSession(plan, owner, stage=releases.stage)
+            return LocalSession(plan, owner, stage=releases.stage, deliveries=deliveries)
         return SshSession(plan, owner, stage=releases.stage, deliveries=deliveries, neighbour=loop.courier)
 
     jobs = Jobs(paths, python=sys.executable, releases=releases, write_report=write_now)

@@ -54,7 +54,7 @@ class Delivery:
     def reads(self, count: int) -> None:
         self.bytes_read = count
 
-    def settles(self, _count: int = 0) -> None:
+    def settles(self, _: int = 0) -> None:
         """All is sent; the host makes it durable and gives it its name."""
         self.phase = "settling"
 

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from fleetd import faults, logs
 from fleetd.campaign import HostPlan
 from fleetd.coordinator.couriers import Courier, LocalCourier
+from fleetd.coordinator.deliveries import Deliveries
 from fleetd.coordinator.specs import agent_python
 from fleetd.logs import LOG_BYTES_MAX
 from fleetd.model import Owner
@@ -46,9 +47,9 @@ class Session(Protocol):
 class LocalSession:
     """An agent on this machine, started at the first call and again after it died."""
 
-    def __init__(self, plan: HostPlan, owner: Owner, *, stage: Callable[[Courier], str]) -> None:
+    def __init__(self, plan: HostPlan, owner: Owner, *, stage: Callable[[Courier], str], deliveries: Deliveries | None = None) -> None:
         self._plan, self._owner, self._stage = plan, owner, stage
-        self.courier: Courier = LocalCourier(plan.name, Path(plan.root), plan.agent_python)
+        self.courier: Courier = LocalCourier(plan.name, Path(plan.root), plan.agent_python, deliveries)
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
         self._number = 0

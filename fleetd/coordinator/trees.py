@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,10 +38,13 @@ def read_entry(folder: Path, path: str) -> FileEntry:
     return _stream(folder / path, path, None)
 
 
-def copy_tree(source: Path, entries: Iterable[FileEntry], destination: Path, *, private: bool = False) -> None:
+def copy_tree(
+    source: Path, entries: Iterable[FileEntry], destination: Path, *, private: bool = False, told: Callable[[int], None] = lambda count: None,
+) -> None:
     """Copy exactly these files into the new directory `destination`, each verified and synced. TreeFault names the file that differs.
 
-    `private` makes files 0600 and folders 0700. The caller removes what is left of `destination` after a failure.
+    `private` makes files 0600 and folders 0700; `told` hears how many bytes were copied. The caller removes what is left of `destination`
+    after a failure.
     """
     folders = {destination}
     faults.before("tree folder")
@@ -54,7 +57,7 @@ def copy_tree(source: Path, entries: Iterable[FileEntry], destination: Path, *, 
         faults.before("tree file")
         target = os.open(destination / entry.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644)
         try:
-            found = _stream(source / entry.path, entry.path, target)
+            found = _stream(source / entry.path, entry.path, target, told)
             os.fsync(target)
         finally:
             os.close(target)
@@ -150,7 +153,7 @@ def _new_folder(folder: Path, private: bool) -> None:
     os.mkdir(folder, 0o700 if private else 0o755)
 
 
-def _stream(source: Path, name: str, target: int | None) -> FileEntry:
+def _stream(source: Path, name: str, target: int | None, told: Callable[[int], None] = lambda count: None) -> FileEntry:
     """Read `source` once, write what is read to `target` if there is one, and say what was read."""
     digest, size = hashlib.sha256(), 0
     try:
@@ -167,6 +170,7 @@ def _stream(source: Path, name: str, target: int | None) -> FileEntry:
             size += len(chunk)
             if target is not None:
                 _write_all(target, chunk)
+            told(len(chunk))
         after = os.fstat(descriptor)
     finally:
         os.close(descriptor)

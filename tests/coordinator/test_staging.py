@@ -9,6 +9,7 @@ import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from campaign_kit import NOW, SmallCampaign, flip_byte, make_plan, write_shards
 
 from fleetd.campaign import CandidatePlan, DataRole
 from fleetd.coordinator.couriers import LocalCourier, TreeKind
+from fleetd.coordinator.deliveries import Deliveries, Delivery
 from fleetd.coordinator.ledger import Act
 from fleetd.coordinator.registration import read_registered_validation, register_campaign, register_rows
 from fleetd.coordinator.staging import check_disjoint, collect_role, stage_data, stage_role
@@ -66,6 +68,20 @@ def test_a_second_staging_copies_nothing(campaign: SmallCampaign) -> None:
     shutil.rmtree(campaign.base / "data")  # not even the source is needed any more
     assert not stage_role(campaign.plan, Split.TRAIN, digest, campaign.courier)
     assert {path: (path.stat().st_ino, path.stat().st_ctime_ns) for path in folder.rglob("*")} == before
+
+
+def test_what_is_copied_on_this_machine_is_a_delivery_too(campaign: SmallCampaign, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looked at when all is copied and nothing has its name yet."""
+    deliveries, shown = Deliveries(), list[dict[str, Any]]()
+    monkeypatch.setattr(Delivery, "settles", lambda delivery: shown.append(delivery.shown()))
+    courier = LocalCourier("here", campaign.base / "other", deliveries=deliveries)
+    source = collect_role(str(campaign.base), role(Split.TRAIN, "train"))
+    assert courier.put_tree(TreeKind.DATASETS, source.digest, source.source, source.entries)
+
+    total = sum(entry.bytes for entry in source.entries)
+    assert [(each["road"], each["bytes"], each["bytes_total"]) for each in shown] == [("copy", total, total)]
+    assert not courier.put_tree(TreeKind.DATASETS, source.digest, source.source, source.entries)
+    assert len(shown) == 1 and deliveries.shown() == {}
 
 
 def test_what_a_killed_stager_left_behind_is_cleared_and_never_taken_for_data(campaign: SmallCampaign) -> None:

@@ -16,6 +16,7 @@ import pytest
 from sshd import Sshd
 
 from fleetd.campaign import HostPlan
+from fleetd.coordinator import tree_delivery
 from fleetd.coordinator.couriers import TreeKind
 from fleetd.coordinator.deliveries import Deliveries, Delivery
 from fleetd.coordinator.releases import Releases
@@ -213,10 +214,11 @@ def test_a_source_that_changes_is_refused_and_leaves_nothing_there(
 
 
 def test_a_host_that_shows_the_systems_ssh_another_key_gets_its_bytes_on_the_proven_connection(
-    courier: SshCourier, watched: Watched, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    spark: Sshd, courier: SshCourier, watched: Watched, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Somebody else answers at the same place: nothing is said to it."""
+    """Somebody else answers at the same place, and would let us in: nothing is said to it."""
     imposter = Sshd(tmp_path / "imposter", "spark-a")
+    imposter.authorized.write_text(spark.user_key + "\n", encoding="utf-8")
     try:
         (hop,) = courier._road.current().hops
         elsewhere = replace(hop, target=replace(hop.target, port=imposter.port))
@@ -247,17 +249,23 @@ def test_bulk_goes_through_the_jump_host_too_and_believes_each_machine_its_own_k
 
 def test_nothing_of_the_users_configuration_reaches_the_bulk_connection(spark: Sshd, releases: Releases, source: Source) -> None:
     """An agent to forward, a command to run here, a connection to share: all of it stays out, and the host gets no agent."""
-    before, mark = spark.ssh_config.read_bytes(), spark.folder / "local-command-ran"
+    before, mark, door = spark.ssh_config.read_bytes(), spark.folder / "local-command-ran", spark.folder / "agent"
     spark.configure(
         ForwardAgent="yes", PermitLocalCommand="yes", LocalCommand=f"touch {mark}", ControlMaster="auto", ControlPath=str(spark.folder / "mux"),
+        IdentityAgent=str(door), IdentitiesOnly="no",
     )
     watched, environments = Watched(), list[str]()
     watched.when_sent(MIB, lambda: environments.extend(stager_environments(spark)))
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(door)], stdout=subprocess.DEVNULL)
     try:
+        while not door.exists():
+            time.sleep(0.01)
         with courier_of(spark, releases, watched) as courier:
             assert source.put(courier) is True
     finally:
         spark.ssh_config.write_bytes(before)
+        agent.terminate()
+        agent.wait()
 
     assert watched.seen[0].road == SSH
     assert environments and not [each for each in environments if "SSH_AUTH_SOCK" in each]
@@ -306,6 +314,39 @@ def test_a_coordinator_that_leaves_takes_the_transfer_with_it(spark: Sshd, relea
     while stager_environments(spark) and time.monotonic() < give_up_seconds:
         time.sleep(0.02)
     assert not stager_environments(spark)
+
+
+def test_a_host_that_falls_silent_in_the_middle_costs_one_deadline_and_nothing_of_what_arrived(
+    spark: Sshd, releases: Releases, source: Source, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is answered and nothing refused, as when its cable is pulled; once it speaks the rest is sent."""
+    monkeypatch.setattr(tree_delivery, "SILENCE_SECONDS_MAX", 1.0)
+    watched = Watched()
+    with courier_of(spark, releases, watched) as courier:
+        watched.when_sent(8 * MIB, spark.freeze)
+        try:
+            with pytest.raises(HostUnreachable, match="files on their way: no answer in time"):
+                source.put(courier)
+        finally:
+            spark.thaw()
+    monkeypatch.undo()
+    with courier_of(spark, releases, watched) as courier:
+        assert put_when_free(source, courier) is True
+
+    assert watched.seen[-1].bytes_there > 4 * MIB
+    assert fault_of(spark, source) is None
+
+
+def put_when_free(source: Source, courier: SshCourier) -> bool:
+    """The receiver of the first try hears only now that its connection is gone, and holds the lock until then."""
+    for _ in range(100):
+        try:
+            return source.put(courier)
+        except HostUnreachable as fault:
+            if "another connection is bringing the same tree" not in fault.what:
+                raise
+            time.sleep(0.05)
+    raise AssertionError("the lock is never free")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
