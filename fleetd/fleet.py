@@ -290,7 +290,8 @@ def _host_fenced(fleet: Fleet, event: Event) -> Fleet:
     runs = tuple(event.body["runs"])
     for run_id in runs:
         fleet = _with_run(fleet, replace(fleet.runs[run_id], left_behind=True))
-    return _with_host(fleet, event, fenced=_mark(event), superseded=runs)
+    before = fleet.hosts[event.host or ""].superseded  # said once more, the first time still counts
+    return _with_host(fleet, event, fenced=_mark(event), fenced_sequence=event.sequence, superseded=tuple(dict.fromkeys((*before, *runs))))
 
 
 def _host_unfenced(fleet: Fleet, event: Event) -> Fleet:

@@ -29,6 +29,8 @@ from policies.errors import ExplainedError
 QUEUE_ENTRIES_MAX = 10_000
 ENTRIES_PER_READ_MAX = 100_000
 
+SALVAGED = "journal.salvaged"
+"""In the state of a journal that was salvaged: up to which number it was kept. What came next is lost, and others may still go by it."""
 _LAST = "journal.last"
 _READ = "SELECT sequence, CAST(body AS BLOB) FROM entries WHERE sequence > ? ORDER BY sequence LIMIT ?"
 
@@ -231,6 +233,7 @@ def salvage(path: Path, aside: Path, *, start_after: int = 0) -> int:
     journal.start_after(kept[0]["sequence"] - 1 if kept else last)
     if start_after:
         state[_LAST] = max(last, start_after)
+    state[SALVAGED] = kept[-1]["sequence"] if kept else last
     journal.append(kept, state=state)
     journal.close()
     return len(kept)

@@ -175,6 +175,8 @@ class Host:
     """No new run is placed here."""
     fenced: Mark | None = None
     """A person has said that this host is off. It counts until the host answers again and its own copies of `superseded` have ended."""
+    fenced_sequence: int = 0
+    """The number of the event that said so."""
     superseded: tuple[str, ...] = ()
     """Runs whose work goes on elsewhere, or was given up: whatever is left of them here is stopped before anything else happens here."""
 

@@ -21,8 +21,8 @@ AGE_SECONDS_MAX = 10 * 365 * 86400.0
 
 
 class Board:
-    def __init__(self, owner: Owner, python: str, forgotten: dict[str, Plan] | None = None) -> None:
-        self._owner, self._python, self._forgotten = owner, python, forgotten or {}
+    def __init__(self, owner: Owner, python: str, forgotten: dict[str, Plan] | None = None, history_cut_at: int = 0) -> None:
+        self._owner, self._python, self._forgotten, self._history_cut_at = owner, python, forgotten or {}, history_cut_at
         self.hosts: dict[str, HostSight] = {}
         self.observations: dict[str, Observation] = {}
         self._observed_at: dict[str, datetime] = {}
@@ -48,7 +48,7 @@ class Board:
             jobs_running=frozenset(self._jobs_running),
             job_troubles=dict(self._job_troubles), orders_in_flight=frozenset(self._orders_in_flight),
             order_troubles=dict(self._order_troubles), acknowledged=frozenset(self._acknowledged), journal_health=journal_health,
-            forgotten=self._forgotten,
+            forgotten=self._forgotten, history_cut_at=self._history_cut_at,
         )
 
     def keep(self, requests: tuple[Request, ...]) -> None:

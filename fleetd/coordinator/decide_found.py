@@ -59,6 +59,13 @@ def _take_over_stage(pen: Pen, run: Run, host: str) -> None:
         pen.move_campaign(run.campaign_id, training_stage(pen.fleet, pen.campaign(run.campaign_id)), because, actor=actor)
 
 
+def is_given_up(fleet: Fleet, sight: Sight, host: str) -> bool:
+    """Whether a person has given this host up, with whatever it may have. A fence that stands before a cut of history may have fallen in the
+    part that is lost, and the host been given new runs: it holds for those that it names alone, until it is said once more."""
+    known = fleet.hosts.get(host)
+    return known is not None and known.fenced is not None and known.fenced_sequence > sight.history_cut_at
+
+
 def holders(sight: Sight, run: Run) -> list[str]:
     """Hosts that tell of this run although it is unplaced: what they had to start it with can't be read."""
     if run.host is not None:
@@ -68,15 +75,14 @@ def holders(sight: Sight, run: Run) -> list[str]:
 
 def unheard(fleet: Fleet, sight: Sight, run: Run) -> list[str]:
     """Hosts that may have an unplaced run and have said nothing since this coordinator began. What was added in this coordinator's life was
-    placed by no other one; a fenced host was given up with whatever it may have."""
+    placed by no other one."""
     if not is_unplaced(run):
         return []
     found = []
     for host in options(fleet.campaigns[run.campaign_id], run):
-        known, seen = fleet.hosts.get(host.name), sight.hosts.get(host.name)
-        is_fenced = known is not None and known.fenced is not None
+        seen = sight.hosts.get(host.name)
         is_older = seen is None or seen.asked_since > run.added_at
-        if not is_fenced and is_older and (seen is None or seen.reports is None):
+        if not is_given_up(fleet, sight, host.name) and is_older and (seen is None or seen.reports is None):
             found.append(host.name)
     return found
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from fleetd.campaign import HostPlan
-from fleetd.coordinator import decide_fence
+from fleetd.coordinator import decide_fence, decide_found
 from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import Request
 from fleetd.coordinator.targets import find_runs
@@ -54,7 +54,7 @@ def fence(pen: Pen, request: Request) -> None:
     """With `dry_run` in the body, only the answer: what would happen."""
     host, actor, because = _host_of(pen, request)
     known, sight = pen.fleet.hosts.get(host), pen.sight.hosts.get(host)
-    if known is not None and known.fenced is not None:
+    if known is not None and known.fenced is not None and decide_found.is_given_up(pen.fleet, pen.sight, host):
         raise RequestRefused(
             f"{host} is fenced already", where=f"host {host}", what=f"by {known.fenced.actor} since {format_moment(known.fenced.at)}",
             fix="fleetd status   (shows where its work goes on)",

@@ -30,7 +30,7 @@ from fleetd.coordinator.links import HostLink
 from fleetd.coordinator.sessions import Session
 from fleetd.coordinator.sight import Decision, Job, JobDone, Message, Sight
 from fleetd.fleet import Event, Fleet, apply
-from fleetd.journal import Journal
+from fleetd.journal import SALVAGED, Journal
 from fleetd.kept_clock import KeptClock
 from fleetd.model import Owner
 from fleetd.wire import decode, dumps, encode
@@ -85,7 +85,7 @@ class Loop:
         self._scheduler = BackgroundScheduler(daemon=True)
         self._leaving = threading.Event()
         self._fleet = replay_journal(journal)
-        self._board = Board(owner, python, forgotten(self._fleet))
+        self._board = Board(owner, python, forgotten(self._fleet), journal.state_get(SALVAGED, 0))
         self._kept_clock = kept_clock or KeptClock()
         self._clock_alarm = ""
         self.published: Published | None = None

@@ -138,6 +138,8 @@ class Sight:
     acknowledged: frozenset[str] = frozenset()
     """Keys of orders that are in force on their hosts by their own answer, since this coordinator started."""
     journal_health: str = "ok"
+    history_cut_at: int = 0
+    """Up to which event a salvage kept the history; 0 where it is whole. Others may go by what came after it."""
     forgotten: dict[str, Plan] = field(default_factory=dict)
     """Campaigns that the journal has lost and whose directories were put aside: their hosts are asked what still runs."""
 

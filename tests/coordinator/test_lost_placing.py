@@ -186,3 +186,37 @@ def test_an_evaluation_whose_data_history_has_lost_as_well_needs_no_order_where_
     for _ in range(3):
         fleet.round(work=False)
     assert fleet.run("evaluate-test").host == placed_on and starts(fleet, "evaluate-test") == [placed_on]
+
+
+def test_a_fence_from_before_a_cut_of_history_may_have_fallen_and_has_to_be_said_again() -> None:
+    fleet = at_work(candidate("one", host=A), candidate("two", host="any", memory_host_bytes=7 * GIB))
+    placed_on = fleet.run("two").host
+    assert placed_on == B
+    lose(fleet, "run_placed")
+    fleet.silent.update((A, B))
+    fleet.round(seconds=31.0, work=False)
+    fleet.round(work=False)
+    fleet.ask("fence", target=B, because="no light is on")
+    fleet.tick()
+    successor = fleet.fleet.runs[f"{fleet.run('two').run_id}-2"].run_id
+    kept = len(fleet.journal)
+    fleet.silent.clear()
+    fleet.hosts[B].is_watched = False
+    fleet.hosts[B].move(fleet.run("two").run_id, RunState.STOPPED, fleet.now, Reason.SUPERSEDED)
+    for _ in range(8):
+        fleet.round(work=False)
+    assert fleet.fleet.hosts[B].fenced is None and fleet.fleet.runs[successor].host == B, "the fence fell, and the work goes on right there"
+
+    fleet.restore(kept)
+    fleet.silent.add(B)
+    for _ in range(4):
+        fleet.round(seconds=15.0, work=False)
+    assert fleet.fleet.hosts[B].fenced is not None and fleet.fleet.runs[successor].host is None
+    assert f"waits for host {B}: it has not told yet" in fleet.fleet.runs[successor].detail
+    asked = fleet.ask("fence", target=B, because="it is still dark")
+    fleet.tick()
+    assert [told["run_id"] for told in fleet.replies[asked].body["runs"]] == [successor]
+    assert {fleet.run("two").run_id, successor} <= {*fleet.fleet.hosts[B].superseded}
+    refused = fleet.ask("fence", target=B, because="once more")
+    fleet.tick()
+    assert "fenced already" in (fleet.replies[refused].error or {})["title"]

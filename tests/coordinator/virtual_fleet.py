@@ -174,7 +174,7 @@ class VirtualCoordinator:
         self.hosts = {host.name: host for host in hosts or (VirtualHost(),)}
         self.journal: list[str] = []
         self.now = START
-        self.generation = 0
+        self.generation = self.cut_at = 0
         self.silent: set[str] = set()
         self.failing: dict[str, dict[str, str]] = {}
         """Errors by kind of job: every such job fails with it."""
@@ -188,7 +188,7 @@ class VirtualCoordinator:
         """SIGKILL and a new start: only the journal is left."""
         self.generation += 1
         self.fleet: Fleet = replay([decode(Event, json.loads(line)) for line in self.journal])
-        self.board = Board(Owner(coordinator_id="c0ffee", generation=self.generation), "/usr/bin/python3")
+        self.board = Board(Owner(coordinator_id="c0ffee", generation=self.generation), "/usr/bin/python3", history_cut_at=self.cut_at)
         self.known: set[str] = set()
         self.jobs: list[Job] = []
         self.orders: list[Order] = []
@@ -196,7 +196,7 @@ class VirtualCoordinator:
 
     def restore(self, events: int) -> None:
         """Only the first `events` of history are left, as after a salvage or in an older copy of the state directory. Hosts know the rest."""
-        self.journal = self.journal[:events]
+        self.journal, self.cut_at = self.journal[:events], events
         self.crash()
         self.tick()
 

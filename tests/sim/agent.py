@@ -6,13 +6,16 @@ It holds no state that matters: a new channel gets a new agent, and an old one m
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from fleetd.host import ownership
 from fleetd.host.ownership import explain_os_error
 from fleetd.host.reports import NOTICES_PER_RUN_MAX, SHIM_PATIENCE_SECONDS, SWEEP_SECONDS, SWEEP_WAIT_SECONDS_MAX, look_age_seconds
 from fleetd.model import CutoffOrder, HostFacts, Owner, RunReport, RunSpec, WantOrder
+from fleetd.paths import HostPaths
 from fleetd.wire import decode, encode
-from policies.errors import ExplainedError, GenerationStale, NotFound, OwnerMismatch, RequestRefused
+from policies.errors import ExplainedError, NotFound, RequestRefused
 from policies.facts import RunState, Want, format_moment
 from policies.identity import classify
 from policies.lifecycle import SETTLED
@@ -77,6 +80,7 @@ class VirtualAgent:
         if order == "facts":
             return {"facts": encode(self.facts())}
         self._claim(owner)
+        self.machine.laws.obeyed(self.machine, order, owner)
         if order == "hello":
             self._end_left_behind(body, owner)
             return {"facts": encode(self.facts())}
@@ -99,21 +103,28 @@ class VirtualAgent:
         found = self.machine.owner
         if found == owner:
             return
-        if found is not None and found.coordinator_id != owner.coordinator_id:
-            raise OwnerMismatch("this host belongs to another coordinator", where=self.machine.name, what=found.coordinator_id, fix="takeover")
-        if found is not None and owner.generation < found.generation:
-            raise GenerationStale("a newer life of this coordinator has spoken to this host", where=self.machine.name, what="older", fix="end it")
+        if found is not None:
+            ownership._refuse_strangers(HostPaths(Path(f"/virtual/{self.machine.name}")), found, owner)
         self.machine.check_disk()
         self.machine.owner = owner
 
     def _end_left_behind(self, body: dict[str, Any], owner: Owner) -> None:
         for run_id in body.get("left_behind") or ():
             run = self.machine.runs.get(run_id)
-            if run is not None and run.leave_behind(f"coordinator:{owner.coordinator_id}"):
+            if run is None:
+                self.machine.check_disk()
+                self.machine.never_start.add(run_id)
+            elif run.leave_behind(f"coordinator:{owner.coordinator_id}"):
                 self._ensure_supervisor(run)
+            self.machine.laws.told_to_end(self.machine, run_id)
+
+    def _is_never_started(self, run_id: str) -> bool:
+        return run_id in self.machine.never_start
 
     def _start(self, body: dict[str, Any]) -> dict[str, Any]:
         spec, want = decode(RunSpec, body["spec"]), decode(WantOrder, body["want"])
+        if self._is_never_started(spec.run_id):
+            raise RequestRefused("that run is not started here any more", where=spec.run_id, what="it goes on elsewhere", fix="fleetd status")
         run = self.machine.runs.get(spec.run_id)
         if run is None:
             self.machine.check_disk()

@@ -21,6 +21,7 @@ from fleetd.coordinator.inbox import Inbox
 from fleetd.coordinator.loop import Loop
 from fleetd.coordinator.sight import Decision, Order, Reply, Request, Sight
 from fleetd.fleet import Fleet
+from fleetd.journal import SALVAGED
 from fleetd.kept_clock import KeptClock
 from fleetd.model import Owner
 from fleetd.paths import StatePaths
@@ -254,7 +255,7 @@ class Office:
             return
         self.crash(f"by a damaged journal, of which {last} of {self.spool.last} events read", self.world.between(2.0, 20.0))
         self.spool.entries = {number: entry for number, entry in self.spool.entries.items() if number <= last}
-        self.spool.last = last
+        self.spool.last = self.spool.state[SALVAGED] = last
         self.losses += 1
         self.laws.durable = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from fleetd.coordinator.host_keys import HostKey
@@ -18,7 +19,7 @@ SHIM_DEATHS = ("claimed", "forked", "recorded", "opened", "ended", "told")
 
 
 class Faults:
-    def __init__(self, world: World, office: Office, machines: list[Machine], *, heals_at: float) -> None:
+    def __init__(self, world: World, office: Office, machines: list[Machine], *, heals_at: float, edition: int) -> None:
         self.world, self.office, self.machines, self.heals_at = world, office, machines, heals_at
         self.kinds: tuple[Callable[[], None], ...] = (
             self._crash, self._crash, self._crash_between, self._crash_between, self._cut, self._cut, self._slow, self._lose, self._repeat,
@@ -27,6 +28,8 @@ class Faults:
             self._hang_supervisor, self._kill_shim, self._kill_trainer, self._kill_both, self._hide, self._hog, self._rot, self._unkillable,
             self._unkillable, self._freeze_trainer, self._damage_job, self._damage_journal, self._lose_history, self._forget_in_silence,
         )
+        if edition > 1:
+            self.kinds = (*self.kinds, self._hold_a_start, self._hold_a_start)
 
     def plan(self, count: int, about: tuple[str, ...] = ()) -> None:
         """So many faults at random moments; often of a few kinds only, so that some stories are about one thing."""
@@ -120,6 +123,19 @@ class Faults:
         network.impostor = self.world.random.choice((network.machine.old_key, HostKey(kind="ssh-ed25519", blob=b"somebody else")))
         self.world.say("network", f"somebody else answers for {network.machine.name}")
         self._for_a_while(5.0, 100.0, lambda: self._mend(network))
+
+    def _hold_a_start(self) -> None:
+        """The next order to start stays in a buffer on its way, and the road breaks: a person may fence the host before the order comes."""
+        network = self._network()
+
+        def hold() -> None:
+            self.world.fault()
+            self.world.say("network", f"an order to start is held up on its way to {network.machine.name}, and the road is cut")
+            network.is_cut = True
+            self._for_a_while(35.0, 120.0, lambda: self._mend(network))
+
+        network.holds_start = hold
+        self.world.after(max(0.0, self.heals_at - self.world.seconds), partial(setattr, network, "holds_start", None))
 
     # Hosts.
 

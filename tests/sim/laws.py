@@ -1,4 +1,4 @@
-"""What must never happen (DESIGN section 9), told from the truth of the virtual world and checked as things happen.
+"""What must never happen (DESIGN section 9, who is obeyed, what a fence promises), told from the truth of the virtual world as things happen.
 
 Nothing here asks the code under test what it thinks. Host laws are below, the coordinator's in `laws_office.py`.
 """
@@ -14,7 +14,7 @@ from fleetd.coordinator.host_keys import HostKey
 from fleetd.host.history import Action, Anchor, Ask, History, KillTree, Move, StartAttempt
 from fleetd.host.rundir import AttemptRecord, is_left_behind
 from fleetd.host.sight import HostSight
-from fleetd.model import Observation, WantOrder
+from fleetd.model import Observation, Owner, WantOrder
 from policies.facts import Reason, RunState, StopMode, Want
 from policies.identity import Standing
 from policies.memory import FLOOR_HARD_FRACTION
@@ -64,15 +64,33 @@ class Laws:
         self.machines: list[Machine] = []
         self.looks: dict[tuple[str, Any], tuple[float, Machine]] = {}
         self.measured_at: dict[str, float] = {}
+        self.owners: dict[str, Owner] = {}
+        """Whom each host has to obey: who came first, or took it over, and of that one the newest life that has spoken to it."""
+        self.ended: set[tuple[str, str]] = set()
+        """By host, the runs of which it was told that their work goes on elsewhere."""
         self.counts: Counter[str] = Counter()
         world.after(WATCH_SECONDS, self._watch)
 
     def broken(self, law: str, text: str) -> None:
         raise Broken(law, text)
 
+    # Whom a host obeys, and what it must not start any more.
+
+    def obeyed(self, machine: Machine, order: str, owner: Owner) -> None:
+        """An order is carried out."""
+        rightful = self.owners.setdefault(machine.name, owner)
+        if owner.coordinator_id != rightful.coordinator_id or owner.generation < rightful.generation:
+            self.broken("owner", f"{machine.name} obeys a {order} of {owner}, and has been spoken to by {rightful}")
+        self.owners[machine.name] = owner
+
+    def told_to_end(self, machine: Machine, run_id: str) -> None:
+        self.ended.add((machine.name, run_id))
+
     # Runs and their supervisors.
 
     def created(self, run: VirtualRun) -> None:
+        if (run.machine.name, run.run_id) in self.ended:
+            self.broken("fence", f"{run.run_id} is started on {run.machine.name}, which was told that it goes on elsewhere")
         if run.run_id in self.truths:
             self.broken("5", f"{run.run_id} gets a second run directory, on {run.machine.name}")
         self.truths[run.run_id] = Truth(run)
@@ -136,8 +154,8 @@ class Laws:
                 self.broken("4", f"{run.run_id} resumes from step {record.resume_step}, which does not verify")
         seed = run.seed()
         whole = max((step for step, found in run.checkpoints.items() if found.is_whole), default=None if seed is None else seed.step)
-        if is_left_behind(run.want):
-            self.broken("2", f"attempt {record.attempt} of {run.run_id} is started, whose work goes on in another run")
+        if is_left_behind(run.want) or (run.machine.name, run.run_id) in self.ended:
+            self.broken("fence", f"attempt {record.attempt} of {run.run_id} is started, whose work goes on in another run")
         if whole != record.resume_step:
             self.broken("4", f"{run.run_id} resumes from {record.resume_step} although step {whole} verifies")
 

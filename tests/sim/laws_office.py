@@ -112,7 +112,7 @@ class FleetLaws(Laws):
         for run_id in event.body["runs"]:
             living = self.truths[run_id].run.living_tree() if run_id in self.truths else []
             if living:
-                self.broken("2", f"the fence of {event.host} falls, and {living[0]!r}, whose work goes on elsewhere, lives")
+                self.broken("fence", f"the fence of {event.host} falls, and {living[0]!r}, whose work goes on elsewhere, lives")
 
     def sent(self, order: Order, fleet: Fleet) -> None:
         run = fleet.runs.get(order.run_id)

@@ -6,7 +6,7 @@ The thread of the real HostLink is a generator here: it yields a call or a pause
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from tests.sim.machine import Machine
 from tests.sim.world import World
 
 HURRY_SECONDS = 0.5
+HELD_SECONDS = (20.0, 300.0)
 REFUSED_SECONDS = 0.2
 """A host without power does not even take the connection."""
 
@@ -46,6 +47,8 @@ class Network:
     delay_seconds: tuple[float, float] = (0.001, 0.02)
     loss: float = 0.0
     repeat: float = 0.0
+    holds_start: Callable[[], None] | None = None
+    """What happens when the next order to start is held up on its way: it comes minutes later, and nobody hears of it."""
     impostor: HostKey | None = None
     """The key of whoever answers at this address in place of the host."""
 
@@ -118,6 +121,11 @@ class VirtualSession:
             network.machine.laws.trusted(network.machine, network.shown_key)
         if self.agent is None or not self.agent.is_alive:
             self.agent = VirtualAgent(network.machine)
+        if call.order == "start" and network.holds_start is not None:
+            holds_start, network.holds_start = network.holds_start, None
+            holds_start()
+            world.after(world.between(*HELD_SECONDS), arrive, VirtualAgent(network.machine), lambda _: None)
+            return
         if not network.loses(world):
             world.after(self._delay(), arrive, self.agent, come_back)
         if network.repeat and call.order in ("start", "want", "cutoff") and world.chance(network.repeat):

@@ -99,6 +99,8 @@ class Machine:
         self.processes: dict[int, Process] = {}
         self.runs: dict[str, VirtualRun] = {}
         self.owner: Any = None
+        self.never_start: set[str] = set()
+        """Runs that went on elsewhere before their order came here."""
         self.models: set[str] = set()
         """Digests of the checkpoints that were staged here, verified."""
         self.key = HostKey(kind="ssh-ed25519", blob=name.encode())

@@ -1,4 +1,4 @@
-"""Faults to plant, for each line of DESIGN section 9: proof that the laws bite.
+"""Faults to plant, for each line of DESIGN section 9, for fences and owners: proof that the laws bite.
 
 A plant replaces one function, of the code under test where the promise is kept there, else of the virtual edge that keeps it.
 """
@@ -13,15 +13,15 @@ from typing import Any
 from unittest import mock
 
 from fleetd import kept_clock
-from fleetd.coordinator import board, decide, decide_campaigns, decide_runs, document, host_keys, targets
+from fleetd.coordinator import board, decide, decide_campaigns, decide_hosts, decide_runs, document, host_keys, targets
 from fleetd.coordinator.pen import Pen
-from fleetd.host import causes, supervisor
+from fleetd.host import causes, ownership, supervisor
 from fleetd.host import decide as host_decide
 from fleetd.host.history import RecordExit
 from policies.deadlines import EffectiveTime
 from policies.facts import CampaignStage, Reason, RunState, StopMode
 from policies.freeze import Permitted
-from tests.sim import eyes, jobs
+from tests.sim import agent, eyes, jobs
 from tests.sim.machine import Process
 from tests.sim.rundir import VirtualJournal, VirtualRun
 from tests.sim.story import tell
@@ -215,6 +215,23 @@ def start_without_room(patch: Patch) -> None:
     patch(host_decide, "_no_room", lambda sight, history: None)
 
 
+def obey_an_older_life(patch: Patch) -> None:
+    patch(ownership, "_refuse_strangers", lambda paths, found, owner: None)
+
+
+def start_what_goes_on_elsewhere(patch: Patch) -> None:
+    """An order to start that comes late, after the fence and after the host was told, is carried out as any other."""
+    patch(agent.VirtualAgent, "_is_never_started", lambda self, run_id: False)
+
+
+def unfence_at_the_first_word(patch: Patch) -> None:
+    def at_once(pen: Pen, poll: Any) -> None:
+        known = pen.fleet.hosts.get(poll.host)
+        if known is not None and known.fenced is not None:
+            pen.write("host_unfenced", {"runs": list(known.superseded)}, host=poll.host, because="it answers")
+    patch(decide_hosts, "judge_returned", at_once)
+
+
 real_grip, real_signal_group, real_kill_tree = eyes.grip, eyes.signal_group, eyes.kill_tree
 real_by_memory, real_by_order, real_rung_at = causes._by_memory, causes.by_order, host_decide.rung_at
 real_judge_silence, real_build_task, real_field, real_write = decide.judge_silence, decide_runs.build_task, document._Measured.field, Pen.write
@@ -272,6 +289,9 @@ PLANTS = (
     Plant("12", start_before_the_record, ("full_office",)),
     Plant("12", no_reason),
     Plant("12", change_without_an_event, ("cut", "crash")),
+    Plant("fence", start_what_goes_on_elsewhere, ("hold_a_start",)),
+    Plant("fence", unfence_at_the_first_word, ("cut",)),
+    Plant("owner", obey_an_older_life, ("hold_a_start", "crash")),
     Plant("liveness", never_over, ("kill_shim", "kill_both")),
 )
 
@@ -303,7 +323,7 @@ def show() -> int:
             print(f"{plant.name:<42} {caught.seed:>5} {caught.seconds:>8.1f}  {caught.text}", flush=True)
         if isinstance(caught, str) or caught.seconds > SECONDS_MAX:
             missed.append(plant.name)
-    lines = {plant.law for plant in PLANTS} - {"liveness"}
+    lines = {plant.law for plant in PLANTS if plant.law.isdigit()}
     words = f"not caught within {SECONDS_MAX:.0f} s: {', '.join(missed) or 'none'}"
     print(f"{len(PLANTS)} faults planted for {len(lines)} lines of DESIGN section 9; {words}")
     return 1 if missed else 0

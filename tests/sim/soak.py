@@ -22,7 +22,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).absolute().parent.parent.parent))
 
 from tests.sim.coverage import Coverage
-from tests.sim.story import Told, tell
+from tests.sim.story import EDITION, Told, tell
 
 FAULTS_SHOWN_MAX = 5
 FULL_SECONDS, FULL_CAMPAIGNS = 300.0, 1000
@@ -36,6 +36,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim.soak", description="Simulated campaigns with faults.")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long to go on")
     parser.add_argument("--seed", type=int, default=None, help="play this one story (with --seconds: begin with it)")
+    parser.add_argument("--edition", type=int, default=EDITION, help="of this one story: what could happen when it was found")
     parser.add_argument("--stories", type=int, default=None, help="so many stories at most")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that tell stories")
     parser.add_argument("--trace", action="store_true", help="print a story as it happens")
@@ -46,13 +47,13 @@ def main(arguments: list[str]) -> int:
 
         return show()
     if given.seed is not None and "--seconds" not in arguments and given.stories is None:
-        return _one(given.seed, echo=given.trace)
+        return _one(given.seed, echo=given.trace, edition=given.edition)
     first = given.seed if given.seed is not None else random.SystemRandom().randrange(1_000_000_000)
     return _soak(first, given.seconds, given.stories, max(1, given.jobs))
 
 
-def _one(seed: int, *, echo: bool) -> int:
-    told = tell(seed, echo=echo)
+def _one(seed: int, *, echo: bool, edition: int) -> int:
+    told = tell(seed, echo=echo, edition=edition)
     if told.fault is not None:
         print(words(told))
     print(f"seed {seed}: {told.campaigns} campaigns, {told.state_events} state events, {told.seconds:.0f} virtual seconds, "

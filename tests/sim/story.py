@@ -29,6 +29,8 @@ LOOK_SECONDS = 15.0
 PATIENCE_SECONDS = 900.0
 """After the last deadline and the heal, everything has to be over within this."""
 LINES_SHOWN = 60
+EDITION = 2
+"""What may happen in a story grows. A seed tells its old story in the edition in which it was found."""
 
 
 @dataclass
@@ -47,7 +49,7 @@ class Told:
 
 
 class Story:
-    def __init__(self, seed: int, coverage: Coverage, *, echo: bool = False, about: tuple[str, ...] = ()) -> None:
+    def __init__(self, seed: int, coverage: Coverage, *, echo: bool = False, about: tuple[str, ...] = (), edition: int = EDITION) -> None:
         self.world = World(seed, echo=echo)
         world, dice = self.world, self.world.random
         self.laws = FleetLaws(world, coverage)
@@ -74,7 +76,7 @@ class Story:
         self.heals_at = heals_at
         self.nature = nature
         self.people = People(world, self.office, leaves_at=heals_at)
-        faults = Faults(world, self.office, self.machines, heals_at=heals_at)
+        faults = Faults(world, self.office, self.machines, heals_at=heals_at, edition=edition)
         if not calm:
             faults.plan(dice.choice((2, 6, 15, 30)), theme.faults)
         self.people.plan(dice.choice((0, 1, 3, 8)))
@@ -148,12 +150,12 @@ class Story:
         self.laws.whole_history()
 
 
-def tell(seed: int, coverage: Coverage | None = None, *, echo: bool = False, about: tuple[str, ...] = ()) -> Told:
+def tell(seed: int, coverage: Coverage | None = None, *, echo: bool = False, about: tuple[str, ...] = (), edition: int = EDITION) -> Told:
     """Play the story of this seed; `about` names the only faults that may happen in it."""
     logger, was_disabled = logs.logger, logs.logger.disabled
     logger.disabled = True
     logging.captureWarnings(False)
-    story = Story(seed, coverage or Coverage(), echo=echo, about=about)
+    story = Story(seed, coverage or Coverage(), echo=echo, about=about, edition=edition)
     fault: BaseException | None = None
     try:
         story.play()

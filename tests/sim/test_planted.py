@@ -10,7 +10,7 @@ from tests.sim.plants import PLANTS, Plant, catch
 
 
 def test_every_line_has_a_plant() -> None:
-    assert {plant.law for plant in PLANTS} == {str(number) for number in range(1, 13)} | {"liveness"}
+    assert {plant.law for plant in PLANTS} == {str(number) for number in range(1, 13)} | {"fence", "owner", "liveness"}
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)

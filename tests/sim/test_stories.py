@@ -26,7 +26,7 @@ FOUND_SEEDS = {
     839090037: "a process that waits in the kernel was killed again by a supervisor that had lost its memory",
     839090078: "a successor went on from its seed because its own copy of that very step was damaged",
 }
-"""Stories that once broke a law, and what that was."""
+"""Stories that once broke a law, and what that was. All of them are of the first edition."""
 FRESH_STORIES = 6
 
 
@@ -36,7 +36,13 @@ def known(seed: int) -> tuple[Told, Coverage]:
     return tell(seed, coverage), coverage
 
 
-@pytest.mark.parametrize("seed", [*FIXED_SEEDS, *FOUND_SEEDS])
+@pytest.mark.parametrize("seed", FOUND_SEEDS)
+def test_every_law_holds_in_a_story_that_once_broke_one(seed: int) -> None:
+    told = tell(seed, edition=1)
+    assert told.fault is None, f"{FOUND_SEEDS[seed]}\n{words(told)}"
+
+
+@pytest.mark.parametrize("seed", FIXED_SEEDS)
 def test_every_law_holds_in_a_known_story(seed: int) -> None:
     told, _ = known(seed)
     assert told.fault is None, words(told)
