@@ -25,6 +25,7 @@ from fleetd.journal import SALVAGED
 from fleetd.kept_clock import KeptClock
 from fleetd.model import Owner
 from fleetd.paths import StatePaths
+from policies.facts import GIB
 from tests.sim.jobs import Archive, VirtualJobs
 from tests.sim.link import Network, VirtualLink, VirtualSession
 from tests.sim.machine import Machine
@@ -258,6 +259,9 @@ class Office:
         self.spool.last = self.spool.state[SALVAGED] = last
         self.losses += 1
         self.laws.durable = None
+
+    def plan_of(self, machine: Machine) -> HostPlan:
+        return HostPlan(name=machine.name, root=f"/virtual/{machine.name}", capacity_bytes=machine.memory_bytes, floor_bytes=GIB // 2)
 
     def replied(self, reply: Reply) -> None:
         self.replies[reply.number] = reply

@@ -11,6 +11,7 @@ from fleetd.coordinator.host_keys import HostKey
 from policies.facts import GIB
 from tests.sim.coordinator import CRASHES, Office
 from tests.sim.machine import Machine, Process
+from tests.sim.rivals import Rival
 from tests.sim.world import World
 
 STEPS = (-3600.0, -40.0, -8.0, 8.0, 40.0, 3600.0)
@@ -29,7 +30,7 @@ class Faults:
             self._unkillable, self._freeze_trainer, self._damage_job, self._damage_journal, self._lose_history, self._forget_in_silence,
         )
         if edition > 1:
-            self.kinds = (*self.kinds, self._hold_a_start, self._hold_a_start)
+            self.kinds = (*self.kinds, self._hold_a_start, self._hold_a_start, self._rival)
 
     def plan(self, count: int, about: tuple[str, ...] = ()) -> None:
         """So many faults at random moments; often of a few kinds only, so that some stories are about one thing."""
@@ -136,6 +137,9 @@ class Faults:
 
         network.holds_start = hold
         self.world.after(max(0.0, self.heals_at - self.world.seconds), partial(setattr, network, "holds_start", None))
+
+    def _rival(self) -> None:
+        Rival(self.world, self.office, self._machine(), ends_by=self.heals_at).begin()
 
     # Hosts.
 

@@ -83,6 +83,10 @@ class Laws:
             self.broken("owner", f"{machine.name} obeys a {order} of {owner}, and has been spoken to by {rightful}")
         self.owners[machine.name] = owner
 
+    def taken_over(self, machine: Machine, owner: Owner) -> None:
+        """A person has said whom this host obeys from now on."""
+        self.owners[machine.name] = owner
+
     def told_to_end(self, machine: Machine, run_id: str) -> None:
         self.ended.add((machine.name, run_id))
 

@@ -155,7 +155,8 @@ class VirtualLink:
         self, plan: HostPlan, session: VirtualSession, inbox: Inbox, after: Any, left_behind: Any, poll_wait_seconds: float
     ) -> None:
         self.plan, self.session, self._inbox, self._after, self._wait_seconds = plan, session, inbox, after, poll_wait_seconds
-        self._left_behind, self._left_said = left_behind, ()
+        self._left_behind = left_behind
+        self._left_said: tuple[str, ...] = ()
         self.world = session.world
         self._orders: deque[Order] = deque()
         self._is_closing = False
@@ -220,7 +221,7 @@ class VirtualLink:
         self.session.network.machine.laws.heard(self.plan.name)
         self._inbox.put_host(HostAnswer(
             host=self.plan.name, at=parse_moment(answer["at"]), memory_available_bytes=answer["available"], disk_free_bytes=answer["free"],
-            reports=answer["runs"], after=after,
+            reports=answer["runs"], after=after, left_said=self._left_said,
         ))
 
     def _carry_orders(self) -> Iterator[Any]:

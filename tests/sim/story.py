@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from fleetd import logs
-from fleetd.campaign import HostPlan
 from fleetd.coordinator.targets import is_over
 from fleetd.kept_clock import KeptClock
 from fleetd.wire import encode
@@ -85,10 +84,7 @@ class Story:
 
     def play(self) -> None:
         world, office = self.world, self.office
-        hosts = tuple(
-            HostPlan(name=machine.name, root=f"/virtual/{machine.name}", capacity_bytes=machine.memory_bytes, floor_bytes=GIB // 2)
-            for machine in self.machines
-        )
+        hosts = tuple(office.plan_of(machine) for machine in self.machines)
         world.after(0.0, office.start)
         for number in range(self.launches):
             plan = random_plan(world, number, hosts, self.theme)
