@@ -47,6 +47,12 @@ THEMES = (
     Theme(commands=0.9, faults=("cut", "crash", "reboot", "kill_trainer", "kill_both")),
     Theme(faults=("damage_job", "crash_between", "cut", "full_office", "full_host"), early_stops=0.8),
 )
+LATER_THEMES = (
+    *THEMES,
+    Theme(faults=("rival", "rival", "crash", "cut", "hold_a_start")),
+    Theme(faults=("hold_a_start", "hold_a_start", "cut", "lose_history", "crash_between"), fates=("exit", "limit")),
+)
+"""From the second edition on."""
 
 
 class Nature:

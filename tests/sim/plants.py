@@ -219,6 +219,11 @@ def obey_an_older_life(patch: Patch) -> None:
     patch(ownership, "_refuse_strangers", lambda paths, found, owner: None)
 
 
+def obey_two_masters(patch: Patch) -> None:
+    """Whoever takes a host over shares it with the one before."""
+    obey_an_older_life(patch)
+
+
 def start_what_goes_on_elsewhere(patch: Patch) -> None:
     """An order to start that comes late, after the fence and after the host was told, is carried out as any other."""
     patch(agent.VirtualAgent, "_is_never_started", lambda self, run_id: False)
@@ -292,6 +297,7 @@ PLANTS = (
     Plant("fence", start_what_goes_on_elsewhere, ("hold_a_start",)),
     Plant("fence", unfence_at_the_first_word, ("cut",)),
     Plant("owner", obey_an_older_life, ("hold_a_start", "crash")),
+    Plant("owner", obey_two_masters, ("rival",)),
     Plant("liveness", never_over, ("kill_shim", "kill_both")),
 )
 

@@ -21,7 +21,7 @@ from tests.sim.laws_office import FleetLaws
 from tests.sim.link import Network
 from tests.sim.machine import Machine
 from tests.sim.people import People
-from tests.sim.plans import THEMES, Nature, Theme, random_plan
+from tests.sim.plans import LATER_THEMES, THEMES, Nature, Theme, random_plan
 from tests.sim.world import Broken, World
 
 LOOK_SECONDS = 15.0
@@ -53,7 +53,7 @@ class Story:
         world, dice = self.world, self.world.random
         self.laws = FleetLaws(world, coverage)
         calm = world.chance(0.1) and not about
-        self.theme = theme = Theme(faults=about) if about else dice.choice(THEMES)
+        self.theme = theme = Theme(faults=about) if about else dice.choice(THEMES if edition == 1 else LATER_THEMES)
         misfortune = dice.choice((0.1, 0.3, 0.6)) if theme.misfortune is None else theme.misfortune
         nature = Nature(world, 0.0 if calm else misfortune, theme.fates)
         self.machines = [
