@@ -168,7 +168,7 @@ def _conclude(sight: HostSight, attempt: AttemptSight, history: History, record:
         exit_code=record.exit_code, signal=record.signal, oom_kill_count=attempt.oom_kill_count, host_rebooted=attempt.host_rebooted,
         forced=(history.stop is not None and history.stop.forced) or "killed_at" in record.evidence,
     )
-    outcome = _never_ran(record) or retries.outcome_of_exit(facts, contract=sight.spec.contract, asked=_asked(sight, history, record))
+    outcome = _never_ran(record) or retries.outcome_of_exit(facts, contract=sight.spec.contract, asked=_asked(sight, attempt, history, record))
     if outcome.state is RunState.FAILED and sight.spec.contract and history.progress.last_event == "failed":
         # What the trainer itself said is worth more to a person than the meaning of an exit status.
         outcome = replace(outcome, detail=f"{outcome.detail}: {history.progress.last_because[:LAST_WORDS_MAX]}")
@@ -187,14 +187,16 @@ def _never_ran(record: ExitRecord) -> retries.Outcome | None:
     return retries.Outcome(state=state, reason=Reason(reason), detail=f"it could not be started: {text}")
 
 
-def _asked(sight: HostSight, history: History, record: ExitRecord) -> Reason | None:
+def _asked(sight: HostSight, attempt: AttemptSight, history: History, record: ExitRecord) -> Reason | None:
     """Why the attempt was asked to end. Past the last safe moment the shim, or our trainer's own cutoff, may have done it."""
     if history.stop is not None and history.stop.reason is not Reason.EXIT_NONZERO:
         return history.stop.reason
     stop_at = stop_moment(sight, history)
     by_itself = sight.spec.contract and history.progress.last_event == "stop" and "cutoff" in history.progress.last_because
     by_shim = "asked_at" in record.evidence or "killed_at" in record.evidence
-    late = stop_at is not None and (record.at >= stop_at or by_itself or by_shim)
+    # What a reboot ended is recorded when somebody looks at it after the boot: that moment says nothing of its end.
+    by_time = stop_at is not None and record.at >= stop_at and not attempt.host_rebooted
+    late = stop_at is not None and (by_time or by_itself or by_shim)
     return Reason.DEADLINE if late else None
 
 
@@ -204,7 +206,7 @@ def _try_again(sight: HostSight, attempt: AttemptSight, history: History, outcom
     want = by_order(sight)
     if want is not None:
         return _settle(want, f"{detail}; {want.because}")
-    if (late := too_late(sight, history)) is not None:
+    if (late := too_late(sight, history)) is not None and sight.clock_doubted_seconds is None:
         return Move(to=RunState.FINISHED, reason=Reason.DEADLINE, detail=f"{detail}; {late}")
     if history.state is RunState.STUCK:
         return Move(to=RunState.HELD, reason=reason, detail=f"{detail}; it had been stuck, so a person decides")
@@ -241,17 +243,17 @@ def _between(sight: HostSight, history: History) -> tuple[Action, ...]:
     is_woken = want is not None and want.want is Want.RUN and want.sequence > history.rest_sequence
     if state is RunState.STOPPED and not is_woken:
         return (Finish(because="the run is stopped"),)
+    if state is RunState.BACKOFF and history.was_rebooted and sight.spec.on_reboot is OnReboot.HOLD:
+        detail = "the host was rebooted while it waited for its next attempt; on_reboot is hold"
+        return (Move(to=RunState.HELD, reason=Reason.HOST_REBOOTED, detail=detail),)
+    if sight.clock_doubted_seconds is not None:
+        return ()  # with no known time a deadline means nothing: neither that it has passed, nor that it has not
     if (late := too_late(sight, history)) is not None:
         return (Move(to=RunState.FINISHED, reason=Reason.DEADLINE, detail=late),)
     if state is RunState.HELD and not is_woken:
         return ()
-    if state is RunState.BACKOFF and history.was_rebooted and sight.spec.on_reboot is OnReboot.HOLD:
-        detail = "the host was rebooted while it waited for its next attempt; on_reboot is hold"
-        return (Move(to=RunState.HELD, reason=Reason.HOST_REBOOTED, detail=detail),)
     if state is RunState.BACKOFF and history.next_attempt_at is not None and sight.time.now < history.next_attempt_at:
         return ()
-    if sight.clock_doubted_seconds is not None:
-        return ()  # with no known time a deadline means nothing
     if sight.is_trainer_lock_held or not sight.is_durable or memory_verdict(sight).line is not Line.NONE or _no_room(sight, history):
         return ()  # an alarm, or the journal's health, says what it waits for
     because = "first start" if history.attempt == 0 else f"attempt {history.attempt + 1}"

@@ -7,10 +7,11 @@ action into it is pure; carrying the action out is the loop's.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from fleetd.host.progress import Progress, next_attempt
+from policies.deadlines import ClockPair, after_reboot
 from policies.facts import Reason, RunState, StopMode
 from policies.lifecycle import check_run_step
 
@@ -39,6 +40,8 @@ class Anchor:
     boottime_seconds: float
     is_trusted: bool = True
     """False after a reboot, until the kernel says that the clock is synchronised or a coordinator has confirmed it."""
+    least_now: datetime | None = None
+    """While it is not trusted: what time it was at least at this moment, by records and orders alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +178,22 @@ def attempt_started(history: History, number: int) -> History:
     return replace(
         history, attempt=number, is_attempt_over=False, is_attempt_announced=False, stop=None, leader_gone_seconds=None, step_at_start=newest,
         progress=next_attempt(history.progress),
+    )
+
+
+def time_is_known(history: History, known: ClockPair) -> History:
+    """The memory once somebody knows what time it is. Time is counted from there, but never from earlier than what was recorded before this
+    boot and has gone by in it; what was appointed meanwhile by a clock that nobody knew is put right."""
+    anchor = history.anchor
+    assert anchor is not None and not anchor.is_trusted
+    gone_by = timedelta(seconds=known.boottime_seconds - anchor.boottime_seconds)
+    least_now = anchor.now if anchor.least_now is None else anchor.least_now
+    pair = after_reboot(reading=known, recorded_now=least_now + gone_by)
+    back = min(timedelta(0), pair.now - (anchor.now + gone_by))
+    return replace(
+        history, anchor=Anchor(boot_id=anchor.boot_id, now=pair.now, boottime_seconds=pair.boottime_seconds),
+        next_attempt_at=None if history.next_attempt_at is None else history.next_attempt_at + back,
+        restarts=tuple(min(each, pair.now) for each in history.restarts),
     )
 
 

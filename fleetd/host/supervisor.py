@@ -37,13 +37,14 @@ from fleetd.host.history import (
     StartAttempt,
     after_action,
     attempt_started,
+    time_is_known,
 )
 from fleetd.host.homes import own_home
 from fleetd.host.notices import Looks, Spool, observation_of, signal_notices
 from fleetd.host.observe import Observer
 from fleetd.host.processes import boot_id, set_child_subreaper
 from fleetd.host.sight import HostSight
-from fleetd.host.trusted_time import known_time
+from fleetd.host.trusted_time import began_in_this_boot, known_time
 from fleetd.kept_clock import counted, pair_of
 from fleetd.model import RunSpec
 from fleetd.paths import HostPaths, RunPaths
@@ -118,7 +119,7 @@ class Supervisor:
         """Go on where the last supervisor was: the clock of this boot, and the attempt that may still run."""
         if self.history.anchor is None or self.history.anchor.boot_id != boot_id():
             was_rebooted = self.history.anchor is not None
-            anchor = replace(self._new_anchor(boot_id(), moment), is_trusted=not was_rebooted)
+            anchor = self._new_anchor(boot_id(), moment)
             self.history = replace(self.history, anchor=anchor, leader_gone_seconds=None, was_rebooted=was_rebooted)
         newest = rundir.newest_attempt(self.paths)
         if newest > self.history.attempt:
@@ -134,20 +135,28 @@ class Supervisor:
         the orders that lie here: a clock that is behind must not make a stop late."""
         want = self.observer.want.get()
         known = (self.history.clock_seen_at, self.spec.created_at, want.at if want is not None else None)
-        pair = after_reboot(reading=self._counted(moment), recorded_now=max(each for each in known if each is not None))
-        return Anchor(boot_id=boot, now=pair.now, boottime_seconds=pair.boottime_seconds)
+        least_now = max(each for each in known if each is not None)
+        pair = after_reboot(reading=self._counted(moment), recorded_now=least_now)
+        trusted = self.history.anchor is None and self._began_in_this_boot()
+        return Anchor(
+            boot_id=boot, now=pair.now, boottime_seconds=pair.boottime_seconds, is_trusted=trusted, least_now=None if trusted else least_now,
+        )
 
     def _trust_clock(self, moment: Moment) -> None:
-        """After a reboot the wall clock may be anything: begin to count anew once somebody knows the time, but never from an earlier one
-        than was counted so far, so that no more time is left than was left before the reboot."""
+        """After a reboot the wall clock may be anything: begin to count anew once somebody knows the time."""
         anchor = self.history.anchor
         if anchor is None or anchor.is_trusted:
             return
-        known = known_time(HostPaths(self.paths.root.parent.parent).clock, pair_of(moment))
+        known = self._known_time(moment)
         if known is not None:
-            pair = after_reboot(reading=known, recorded_now=self._effective_time(moment).now)
-            self.history = replace(self.history, anchor=replace(anchor, now=pair.now, boottime_seconds=pair.boottime_seconds, is_trusted=True))
-            logs.changed("clock_trusted", now=pair.now.isoformat(), boottime_seconds=pair.boottime_seconds)
+            self.history = time_is_known(self.history, known)
+            logs.changed("clock_trusted", now=known.now.isoformat(), boottime_seconds=known.boottime_seconds)
+
+    def _began_in_this_boot(self) -> bool:
+        return began_in_this_boot(self.paths, self.history.attempt)
+
+    def _known_time(self, moment: Moment) -> ClockPair | None:
+        return known_time(HostPaths(self.paths.root.parent.parent).clock, pair_of(moment))
 
     def _clock_doubted_seconds(self, moment: Moment) -> float | None:
         anchor = self.history.anchor
@@ -177,8 +186,9 @@ class Supervisor:
         if attempt is not None and attempt.standing is not None:
             self._announce(sight, moment)
         self.history = self.follower.follow(self.history, moment, self.spool.tell)
-        seen_at = self.history.clock_seen_at
-        if seen_at is None or (moment.now - seen_at).total_seconds() >= CLOCK_RECORD_SECONDS:
+        seen_at, anchor = self.history.clock_seen_at, self.history.anchor
+        is_known = anchor is not None and anchor.is_trusted
+        if is_known and (seen_at is None or (moment.now - seen_at).total_seconds() >= CLOCK_RECORD_SECONDS):
             self.history = replace(self.history, clock_seen_at=moment.now)
 
     def _silent_seconds(self, moment: Moment) -> float:

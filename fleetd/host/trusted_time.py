@@ -8,7 +8,11 @@ from datetime import timedelta
 from pathlib import Path
 
 from fleetd import clock
+from fleetd.host import rundir
+from fleetd.host.processes import boot_id
 from fleetd.kept_clock import confirmed_pair
+from fleetd.paths import RunPaths
+from fleetd.wire import WireError
 from policies.deadlines import ClockPair
 
 TIMEX_BYTES = 256
@@ -23,6 +27,17 @@ def is_synchronised() -> bool | None:
     buffer = ctypes.create_string_buffer(TIMEX_BYTES)  # struct timex with `modes` 0: a question, not an order
     state = ctypes.CDLL(None, use_errno=True).adjtimex(buffer)
     return None if state < 0 else state != TIME_ERROR
+
+
+def began_in_this_boot(paths: RunPaths, newest_attempt: int) -> bool:
+    """Whether a run whose memory is gone began in this boot: it is new, or its newest trainer was born in it."""
+    if newest_attempt == 0:
+        return True
+    try:
+        record = rundir.read_attempt(paths, newest_attempt)
+    except (OSError, WireError):
+        return False
+    return record is not None and record.identity.boot_id == boot_id()
 
 
 def known_time(path: Path, reading: ClockPair) -> ClockPair | None:

@@ -15,6 +15,7 @@ from fleetd.host.decide import decide
 from fleetd.host.history import (
     Action,
     Alarm,
+    Anchor,
     Ask,
     AskAgain,
     EndAttempt,
@@ -27,12 +28,13 @@ from fleetd.host.history import (
     StartAttempt,
     after_action,
     attempt_started,
+    time_is_known,
 )
 from fleetd.host.progress import Progress, after_record
 from fleetd.host.sight import AttemptSight, HostSight, MemoryLook
 from fleetd.model import Caps, DeadlineTerms, ExitRecord, Owner, RestartTerms, RunSpec, StallTerms, StopTerms, WantOrder
 from fleetd.wire import decode, dumps, encode, loads
-from policies.deadlines import EffectiveTime
+from policies.deadlines import ClockPair, EffectiveTime
 from policies.facts import GIB, CapGrade, OnReboot, Reason, RunKind, RunState, StopMode, Want, format_moment
 from policies.identity import Standing
 from policies.lifecycle import FINAL, SETTLED
@@ -51,6 +53,10 @@ def spec(**changes: Any) -> RunSpec:
         stall=StallTerms(launch_seconds=100.0, floor_seconds=50.0),
     )
     return replace(base, **changes)
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
 
 
 def wish(sequence: int, want: Want, mode: StopMode = StopMode.GRACEFUL) -> WantOrder:
@@ -270,7 +276,27 @@ def test_after_a_reboot_nothing_starts_before_somebody_knows_the_time_and_a_late
     late = decide(sight(clock_doubted_seconds=20.0), waiting)
     assert kinds(late) == [Alarm] and "nothing is started" in str(late)
     assert moves(decide(sight(), waiting)) == [RunState.STARTING]
-    assert moves(decide(sight(CUTOFF_SECONDS, clock_doubted_seconds=20.0), waiting)) == [RunState.FINISHED], "too late is too late"
+    assert kinds(decide(sight(CUTOFF_SECONDS, clock_doubted_seconds=20.0), waiting)) == [Alarm], "nor is a run over because of such a clock"
+    assert moves(decide(sight(CUTOFF_SECONDS), waiting)) == [RunState.FINISHED], "too late is too late, once the time is known"
+
+
+def test_what_a_reboot_ended_was_not_ended_by_a_deadline_that_came_before_anybody_looked() -> None:
+    gone = ended(None, host_rebooted=True, tree_count=None)
+    assert gone.exit is not None
+    gone = replace(gone, exit=replace(gone.exit, at=at(CUTOFF_SECONDS)))
+    assert moves(decide(sight(CUTOFF_SECONDS, attempt=gone, clock_doubted_seconds=1.0), RUNNING)) == [RunState.BACKOFF]
+    assert moves(decide(sight(CUTOFF_SECONDS, attempt=gone), RUNNING)) == [RunState.FINISHED]
+
+
+@pytest.mark.parametrize(("known_seconds", "counted_seconds"), [(-3600.0, 160.0), (-20.0, 160.0), (500.0, 500.0)])
+def test_once_the_time_is_known_it_is_counted_from_there_but_not_from_before_what_was_recorded(known_seconds: float, counted_seconds: float) -> None:
+    """The last boot recorded 100 s; this one has gone on for 60 s, with a clock that is an hour ahead."""
+    anchor = Anchor(boot_id="b2", now=at(3700.0), boottime_seconds=5.0, is_trusted=False, least_now=at(100.0))
+    doubted = replace(RUNNING, state=RunState.BACKOFF, anchor=anchor, next_attempt_at=at(3770.0), restarts=(at(50.0), at(3705.0)))
+    known = time_is_known(doubted, ClockPair(now=at(known_seconds), boottime_seconds=65.0))
+    assert known.anchor == Anchor(boot_id="b2", now=at(counted_seconds), boottime_seconds=65.0)
+    assert known.next_attempt_at == at(counted_seconds + 10.0), "it was to come ten seconds from now"
+    assert known.restarts == (at(50.0), at(counted_seconds))
 
 
 def test_progress_brings_the_backoff_back_to_its_first_wait() -> None:

@@ -12,9 +12,11 @@ from typing import Any
 from fleetd.host import ownership
 from fleetd.host.ownership import explain_os_error
 from fleetd.host.reports import NOTICES_PER_RUN_MAX, SHIM_PATIENCE_SECONDS, SWEEP_SECONDS, SWEEP_WAIT_SECONDS_MAX, look_age_seconds
+from fleetd.kept_clock import pair_of
 from fleetd.model import CutoffOrder, HostFacts, Owner, RunReport, RunSpec, WantOrder
 from fleetd.paths import HostPaths
 from fleetd.wire import decode, encode
+from policies.deadlines import ClockPair
 from policies.errors import ExplainedError, NotFound, RequestRefused
 from policies.facts import RunState, Want, format_moment
 from policies.identity import classify
@@ -82,6 +84,7 @@ class VirtualAgent:
         self._claim(owner)
         self.machine.laws.obeyed(self.machine, order, owner)
         if order == "hello":
+            self._judge_clock()
             self._end_left_behind(body, owner)
             return {"facts": encode(self.facts())}
         if order == "start":
@@ -153,10 +156,20 @@ class VirtualAgent:
 
     def _take_poll(self, body: dict[str, Any], answer: Answer) -> None:
         after = dict(body["after"])
+        if self.machine.kept is not None and body.get("clock") is not None:
+            was_confirmed = self.machine.kept.is_confirmed
+            self.machine.kept.confirm(decode(ClockPair, body["clock"]), pair_of(self.machine.moment()))
+            if self.machine.kept.is_confirmed and not was_confirmed:
+                self.world.say(self.machine.name, "is told what time it is")
+        self._judge_clock()
         self._sweep()
         self._poll = (after, answer, self.world.after(body["wait_seconds"], self.answer_poll))
         if self._has_news(after):
             self.answer_poll()
+
+    def _judge_clock(self) -> None:
+        if self.machine.kept is not None:
+            self.machine.kept.judge(pair_of(self.machine.moment()))
 
     def _watch(self, run: VirtualRun) -> RunWatch:
         if run.run_id not in self._watches:
@@ -211,7 +224,8 @@ class VirtualAgent:
             ))
         at = format_moment(self.machine.moment().now)
         self.machine.laws.measured(self.machine)
-        answer({"ok": {"at": at, "available": self.machine.available_bytes(), "free": self._disk_free(), "runs": tuple(reports)}})
+        answer({"ok": {"at": at, "available": self.machine.available_bytes(), "free": self._disk_free(),
+                       "boottime_seconds": self.machine.boottime_seconds(), "runs": tuple(reports)}})
 
     def _sweep(self) -> None:
         if self.world.seconds - self._swept_seconds < SWEEP_SECONDS:

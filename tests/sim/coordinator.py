@@ -150,10 +150,14 @@ class VirtualLoop(Loop):
             session = self._make_session(plan, self._owner)
             link = VirtualLink(
                 plan, session, self.inbox, lambda host: self._after.get(host, {}), lambda host: self._left_behind.get(host, ()),  # type: ignore[arg-type]
-                self.office.poll_wait_seconds,
+                self.office.poll_wait_seconds, self._believed_now,
             )
             self._links[plan.name] = _Counted(link, self)  # type: ignore[assignment]
             link.start()
+
+    def _believed_now(self) -> datetime:
+        with self.office.clock():
+            return self._now()
 
     def _session(self, plan: HostPlan, owner: Owner) -> VirtualSession:
         return VirtualSession(self.office.world, self.office.networks[plan.name], owner)

@@ -153,8 +153,11 @@ class Faults:
             self.world.after(min(down_seconds, max(1.0, self.heals_at - self.world.seconds)), self._power_on, machine)
 
     def _power_on(self, machine: Machine) -> None:
+        steps = self.world.chance(0.2 if machine.kept is None else 0.5)
+        if steps and machine.kept is not None:
+            machine.offset_seconds = self.world.random.choice(STEPS)  # a clock whose battery is empty shows anything, from the first moment on
         machine.power_on()
-        if self.world.chance(0.2):
+        if steps and machine.kept is None:
             machine.step_clock(self.world.random.choice(STEPS))
         self.world.say(machine.name, "is up again")
 

@@ -35,6 +35,8 @@ class Truth:
     """What really happened with one run on its host."""
 
     run: VirtualRun
+    boots: int
+    """Of its machine, when it was created."""
     offset_seconds: float | None = None
     """How far the clock that its deadlines are counted by is off, in this boot."""
     asked_attempt: int = 0
@@ -97,12 +99,14 @@ class Laws:
             self.broken("fence", f"{run.run_id} is started on {run.machine.name}, which was told that it goes on elsewhere")
         if run.run_id in self.truths:
             self.broken("5", f"{run.run_id} gets a second run directory, on {run.machine.name}")
-        self.truths[run.run_id] = Truth(run)
+        self.truths[run.run_id] = Truth(run, run.machine.boots)
 
     def anchored(self, run: VirtualRun, anchor: Anchor) -> None:
         """A supervisor counts from here on in this boot. Its clock may be wrong, but the orders before it say what time it is at least."""
         truth = self.truths[run.run_id]
-        truth.offset_seconds = true_seconds(anchor.now) - self.world.seconds
+        truth.offset_seconds = true_seconds(anchor.now) - self.world.seconds if self._knows_time(run) else None
+        if truth.offset_seconds is None:
+            return
         known_seconds = true_seconds(max(run.spec.created_at, run.want.at)) - self.world.seconds
         if truth.offset_seconds < known_seconds - 0.001:
             self.broken("10", f"the deadlines of {run.run_id} are counted from {known_seconds - truth.offset_seconds:.0f} s before its orders")
@@ -202,11 +206,17 @@ class Laws:
         cutoff_seconds = self.truths[run.run_id].cutoff_seconds
         if run.machine.is_disk_crowded:
             self.broken("11", f"a start of {run.run_id} is decided, and its disk has no room for what it would save")
+        if not self._knows_time(run):
+            self.broken("10", f"a start of {run.run_id} is decided before anybody knows what time it is on {run.machine.name}")
         living = run.living_tree()
         if living:
             self.broken("2", f"a start of {run.run_id} is decided while {living[0]!r} lives")
         if cutoff_seconds is not None and self.world.seconds > cutoff_seconds + CLOCK_SECONDS:
             self.broken("10", f"a start of {run.run_id} is decided {self.world.seconds - cutoff_seconds:.0f} s after its cutoff")
+
+    def _knows_time(self, run: VirtualRun) -> bool:
+        """Whether the time can be known on its machine: it was when the order came, and each boot since has to be told it."""
+        return run.machine.boots == self.truths[run.run_id].boots or run.machine.knows_time
 
     def _may_kill(self, run: VirtualRun, action: KillTree, history: History) -> None:
         truth = self.truths[run.run_id]

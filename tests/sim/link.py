@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from fleetd.coordinator.sight import Order, OrderDone
 from fleetd.model import HostFacts, Owner
 from fleetd.wire import PROTOCOL, decode
 from policies.errors import ExplainedError, HostUnreachable, from_json
-from policies.facts import parse_moment
+from policies.facts import format_moment, parse_moment
 from tests.sim.agent import VirtualAgent
 from tests.sim.machine import Machine
 from tests.sim.world import World
@@ -152,11 +153,13 @@ class VirtualSession:
 
 class VirtualLink:
     def __init__(
-        self, plan: HostPlan, session: VirtualSession, inbox: Inbox, after: Any, left_behind: Any, poll_wait_seconds: float
+        self, plan: HostPlan, session: VirtualSession, inbox: Inbox, after: Any, left_behind: Any, poll_wait_seconds: float,
+        now: Callable[[], datetime],
     ) -> None:
         self.plan, self.session, self._inbox, self._after, self._wait_seconds = plan, session, inbox, after, poll_wait_seconds
         self._left_behind = left_behind
         self._left_said: tuple[str, ...] = ()
+        self._now, self._host_clock = now, None
         self.world = session.world
         self._orders: deque[Order] = deque()
         self._is_closing = False
@@ -208,7 +211,8 @@ class VirtualLink:
         yield from self._carry_orders()
         wait_seconds = 0.5 if self._orders else self._wait_seconds
         after = self._after(self.plan.name)
-        self._take_poll((yield Call("poll", {"after": after, "wait_seconds": wait_seconds}, CALL_SECONDS_MAX + wait_seconds)), after)
+        body = {"after": after, "wait_seconds": wait_seconds, "clock": self._host_clock}
+        self._take_poll((yield Call("poll", body, CALL_SECONDS_MAX + wait_seconds)), after)
 
     def _take_facts(self, answer: dict[str, Any]) -> None:
         self._facts_due = self.world.seconds + FACTS_SECONDS
@@ -219,6 +223,7 @@ class VirtualLink:
 
     def _take_poll(self, answer: dict[str, Any], after: dict[str, int]) -> None:
         self.session.network.machine.laws.heard(self.plan.name)
+        self._host_clock = {"now": format_moment(self._now()), "boottime_seconds": answer["boottime_seconds"]}
         self._inbox.put_host(HostAnswer(
             host=self.plan.name, at=parse_moment(answer["at"]), memory_available_bytes=answer["available"], disk_free_bytes=answer["free"],
             reports=answer["runs"], after=after, left_said=self._left_said,

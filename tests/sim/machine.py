@@ -6,6 +6,7 @@ Stands in for the kernel that fleetd/host/processes.py, tree.py, meters.py and f
 from __future__ import annotations
 
 import errno
+import math
 import os
 import signal
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from fleetd.clock import Moment
 from fleetd.coordinator.host_keys import HostKey
+from fleetd.kept_clock import KeptClock, pair_of
+from policies.deadlines import after_reboot
 from policies.facts import GIB, ProcessIdentity
 from policies.identity import ProcessSight
 from tests.sim.world import EPOCH, World
@@ -28,6 +31,8 @@ SERVICES = 12
 CROWDED_BYTES = 64 * 1024
 """Room for small records, and for no checkpoint."""
 UID = 1000
+NTP_SECONDS = (2.0, 90.0)
+"""After a boot, until the network has told the time."""
 
 
 class Process:
@@ -106,6 +111,12 @@ class Machine:
         self.key = HostKey(kind="ssh-ed25519", blob=name.encode())
         self.old_key = HostKey(kind="ssh-ed25519", blob=f"{name}, until it was stolen".encode())
         self.nature: Any = None
+        self.kept: KeptClock | None = None
+        """What it keeps of the time, where a story is about that: None for a machine whose clock is believed after each boot."""
+        self.synchronised_at = 0.0
+        """From when on the kernel calls its clock synchronised; never where nothing on the machine asks the network for the time."""
+        self.has_ntp = True
+        self._told_in_boot = 1
         self._last_pid, self._inodes = FIRST_PID, 0
 
     # Clocks.
@@ -122,8 +133,25 @@ class Machine:
 
     def step_clock(self, seconds: float) -> None:
         self.offset_seconds += seconds
-        self.was_stepped = True
+        self.was_stepped, self.synchronised_at = True, math.inf  # as after clock_settime(2)
         self.world.say(self.name, f"the wall clock is stepped by {seconds:+.0f} s, it is {self.offset_seconds:+.0f} s off")
+
+    @property
+    def is_synchronised(self) -> bool:
+        """What the kernel says of its clock."""
+        return self.world.seconds >= self.synchronised_at
+
+    @property
+    def knows_time(self) -> bool:
+        """Whether somebody has told this boot what time it is: the network, or a coordinator."""
+        return self.kept is None or self.kept.is_confirmed or self._told_in_boot == self.boots
+
+    def _hear_the_time(self, boots: int) -> None:
+        if self.is_up and self.boots == boots:
+            if abs(self.offset_seconds) > 1.0:
+                self.step_clock(-self.offset_seconds)
+            self.synchronised_at, self._told_in_boot = self.world.seconds, boots
+            self.world.say(self.name, "its clock is synchronised")
 
     # The disk and memory.
 
@@ -239,6 +267,12 @@ class Machine:
         self.boots += 1
         self.booted_at, self.is_up, self._last_pid = self.world.seconds, True, FIRST_PID
         self.hog_bytes = 0
+        if self.kept is not None:
+            reading, before = pair_of(self.moment()), self.kept.trusted
+            self.kept, self.synchronised_at = KeptClock(), math.inf
+            self.kept.trusted = after_reboot(reading=reading, recorded_now=before.now if before is not None else None)
+            if self.has_ntp:
+                self.world.after(self.world.between(*NTP_SECONDS), self._hear_the_time, self.boots)
         for _ in range(SERVICES):
             # What a machine starts by itself has the low pids that trainers had before.
             service = self.spawn("stranger", ("service",))

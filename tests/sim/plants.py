@@ -215,6 +215,11 @@ def start_without_room(patch: Patch) -> None:
     patch(host_decide, "_no_room", lambda sight, history: None)
 
 
+def start_before_the_time_is_known(patch: Patch) -> None:
+    """After a boot the wall clock is believed, whatever it shows."""
+    patch(supervisor.Supervisor, "_clock_doubted_seconds", lambda self, moment: None)
+
+
 def obey_an_older_life(patch: Patch) -> None:
     patch(ownership, "_refuse_strangers", lambda paths, found, owner: None)
 
@@ -285,9 +290,10 @@ PLANTS = (
     Plant("8", accept_a_revoked_key, ("impostor",)),
     Plant("9", old_as_new, ("kill_supervisor", "cut")),
     Plant("9", unknown_as_zero),
-    Plant("10", host_believes_its_wall_clock, ("step_host",)),
+    Plant("10", host_believes_its_wall_clock, ("step_host",), ("3",)),
     Plant("10", coordinator_believes_its_wall_clock, ("step_office",), ("9",)),
     Plant("10", no_deadline),
+    Plant("10", start_before_the_time_is_known, ("reboot",)),
     Plant("11", kill_when_the_journal_is_full, ("full_host",)),
     Plant("11", silence_on_a_full_disk, ("full_host",)),
     Plant("11", start_without_room, ("crowd_host", "kill_trainer")),

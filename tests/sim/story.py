@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -65,6 +66,9 @@ class Story:
         for machine in self.machines:
             machine.nature, machine.laziness, machine.reads_exits = nature, dice.choice((1.0, 3.0, 4.0)), world.chance(0.5)
             machine.offset_seconds = dice.choice((0.0, 0.0, 0.5, -2.0, 100.0))
+            if edition > 1 and world.chance(0.7):
+                machine.kept, machine.has_ntp = KeptClock(), world.chance(0.6)
+                machine.synchronised_at = 0.0 if machine.has_ntp else math.inf
         self.laws.machines = self.machines
         self.networks = {machine.name: Network(machine) for machine in self.machines}
         self.office = Office(world, Machine(world, "office", self.laws), self.networks, self.laws, pace_seconds=dice.choice((1.0, 4.0, 6.0)))

@@ -25,7 +25,7 @@ from fleetd.host.supervisor import TICK_SECONDS, Supervisor
 from fleetd.kept_clock import pair_of
 from fleetd.model import ExitRecord
 from fleetd.wire import decode
-from policies.deadlines import ClockPair
+from policies.deadlines import ClockPair, effective_time
 from policies.facts import Reason, RunState, SignalTarget
 from policies.lifecycle import SETTLED
 from tests.sim import eyes
@@ -182,6 +182,8 @@ class VirtualSupervisor(Supervisor):
     def _resume(self, moment: Moment) -> None:
         if self.history.anchor is None or self.history.anchor.boot_id != self.machine.boot_id:
             anchor = self._new_anchor(self.machine.boot_id, moment)
+            if self.machine.kept is None:
+                anchor = replace(anchor, is_trusted=True)
             was_rebooted = self.history.anchor is not None
             self.history = replace(self.history, anchor=anchor, leader_gone_seconds=None, was_rebooted=was_rebooted)
             self.machine.laws.anchored(self.run_dir, anchor)
@@ -193,7 +195,26 @@ class VirtualSupervisor(Supervisor):
             self.spool.tell(moment, "alarm", text=self.spool.salvaged)
 
     def _counted(self, moment: Moment) -> ClockPair:
-        return pair_of(moment)  # a virtual host keeps no clock
+        kept, reading = self.machine.kept, pair_of(moment)
+        if kept is None or kept.trusted is None:
+            return reading
+        return ClockPair(now=effective_time(anchor=kept.trusted, reading=reading).now, boottime_seconds=reading.boottime_seconds)
+
+    def _began_in_this_boot(self) -> bool:
+        record = self.run_dir.attempts[self.history.attempt].record if self.history.attempt else None
+        return self.history.attempt == 0 or (record is not None and record.identity.boot_id == self.machine.boot_id)
+
+    def _known_time(self, moment: Moment) -> ClockPair | None:
+        kept = self.machine.kept
+        if kept is None or kept.is_confirmed:
+            return self._counted(moment)
+        return pair_of(moment) if self.machine.is_synchronised else None
+
+    def _trust_clock(self, moment: Moment) -> None:
+        before = self.history.anchor
+        super()._trust_clock(moment)
+        if self.history.anchor is not before:
+            self.machine.laws.anchored(self.run_dir, self.history.anchor)
 
     def _reap(self) -> None:
         watch = self.observer.watch
