@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fleetd.host.follow import pilot_body
+from fleetd.host.follow import news_of
 from fleetd.host.notices import number_after_loss
 from fleetd.host.rundir import AttemptRecord, Heartbeat, ProgramRecord, effective_cutoff, is_left_behind
 from fleetd.journal import Journal
@@ -237,9 +237,7 @@ class VirtualRun:
             found.append(("attempt_started", {"attempt": number}))
             if attempt.exit is not None:
                 found.append(("attempt_ended", {"attempt": number, "exit": encode(attempt.exit), "reason": None}))
-        ended = [each for each in self.log if each.get("event") == "validation" and each["phase"] == "end"]
-        found += [("validation", {name: each[name] for name in ("step", "value", "rows", "seconds", "sha256")}) for each in ended]
-        found += [("pilot", pilot) for each in self.log if (pilot := pilot_body(each)) is not None]
+        found += [news for each in self.log if (news := news_of(each)) is not None]
         kept = sorted(self.checkpoints.values(), key=lambda each: each.step)
         found += [("checkpoint", {"step": each.step, "digest": each.digest, "bytes": CHECKPOINT_BYTES}) for each in kept]
         return tuple(Notice(sequence=0, at=self.machine.moment().now, kind=kind, body=body) for kind, body in found)

@@ -14,7 +14,7 @@ from typing import Any
 from fleetd.clock import Moment
 from fleetd.host.causes import stop_moment
 from fleetd.host.exits import _LAST_WORDS, exit_record
-from fleetd.host.follow import pilot_body
+from fleetd.host.follow import news_of
 from fleetd.host.history import Ask, AskAgain, History, KillTree, RecordExit, SeenCheckpoint, StartAttempt, attempt_started
 from fleetd.host.notices import Spool, _essence, first_number, observation_of, signal_notices
 from fleetd.host.progress import after_record
@@ -95,10 +95,8 @@ class VirtualFollower:
             progress = history.progress
             for record in log[self.offset:]:
                 progress = after_record(progress, record, read_at=moment.now)
-                if record.get("event") == "validation" and record["phase"] == "end":
-                    tell(moment, "validation", **{name: record[name] for name in ("step", "value", "rows", "seconds", "sha256")})
-                if (pilot := pilot_body(record)) is not None:
-                    tell(moment, "pilot", **pilot)
+                if (news := news_of(record)) is not None:
+                    tell(moment, news[0], **news[1])
             self.offset = len(log)
             history = replace(history, progress=progress, log_offset=self.offset)
         if self._changes == self.run.checkpoint_changes:
