@@ -25,6 +25,8 @@ from trainer.stopping import Stop
 EVIDENCE_NAME = "evidence/exactness.json"
 START_SECONDS = 60.0
 """What a fresh process may need until its first step, on a busy machine."""
+READING = 3
+"""Times the margin of a stop, which holds two saves."""
 PROGRESS_SECONDS = 2.0
 UNKNOWN = "unknown"
 _STORY = ("start", "resume", "finish", "proof")
@@ -44,8 +46,9 @@ def is_judged(run_dir: Path, step: int) -> bool:
 
 
 def has_time(stop: Stop, terms: ProofSettings) -> bool:
-    """Whether a fresh process can take these steps again before the cutoff. Where it can't, the training ends without."""
-    return stop.because() is None and stop.has_time_for(START_SECONDS + 2 * terms.steps * stop.step_seconds())
+    """Whether a fresh process can take these steps again before the cutoff. Where it can't, the training ends without. It reads every kept
+    checkpoint first, and that is not interrupted: taken to last as long as some saves."""
+    return stop.because() is None and stop.has_time_for(START_SECONDS + 2 * terms.steps * stop.step_seconds() + READING * stop.margin_seconds())
 
 
 def give_up(run_dir: Path, step: int, terms: ProofSettings, records: RunRecords, because: str) -> None:

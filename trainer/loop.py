@@ -28,8 +28,7 @@ from policies.facts import TrainerExit, step_name
 from trainer import randomness
 from trainer.checkpoint import CHECKPOINTS, Checkpoint, SaveAbandoned
 from trainer.config import TrainTask
-from trainer.data.batches import Batches
-from trainer.data.sampler import WindowSampler
+from trainer.data.batches import Batches, Sampler
 from trainer.data.shards import Corpus, Document
 from trainer.ending import PILOT, ending, incumbent
 from trainer.fingerprint import attention_kernels, code_digest
@@ -57,7 +56,7 @@ class Training:
 
     task: TrainTask
     state: TrainingState
-    sampler: WindowSampler
+    sampler: Sampler
     stop: Stop
     records: RunRecords
     run_dir: Path
