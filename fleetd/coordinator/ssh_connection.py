@@ -47,15 +47,13 @@ class Hop:
 class SshConnection:
     """A live, verified, authenticated connection. `close` may be called from any thread and ends everything that uses it."""
 
-    def __init__(self, target: SshTarget, transport: paramiko.Transport, before: SshConnection | None) -> None:
-        self.target, self._transport, self._before = target, transport, before
+    def __init__(self, target: SshTarget, transport: paramiko.Transport, key: HostKey, before: SshConnection | None) -> None:
+        self.target, self._transport, self._key, self._before = target, transport, key, before
 
     @property
     def hops(self) -> tuple[Hop, ...]:
         """The machines on the way, this one first, each with the key that it has shown and that was found on record."""
-        shown = self._transport.get_remote_server_key()
-        here = Hop(target=self.target, key=HostKey(kind=shown.get_name(), blob=shown.asbytes()))
-        return (here, *(self._before.hops if self._before is not None else ()))
+        return (Hop(target=self.target, key=self._key), *(self._before.hops if self._before is not None else ()))
 
     @classmethod
     def open(cls, words: SshWords, until_seconds: float, depth: int = 0) -> SshConnection:
@@ -69,14 +67,14 @@ class SshConnection:
             before = cls.open(jump_words(target.jumps[-1], target.jumps[:-1], target), until_seconds, depth + 1)
         try:
             wire = before._tunnel(target, until_seconds) if before is not None else _dial(target, until_seconds)
-            transport = _shake_hands(target, wire, until_seconds)
+            transport, key = _shake_hands(target, wire, until_seconds)
         except BaseException:
             if wire is not None:
                 wire.close()
             if before is not None:
                 before.close()
             raise
-        connection = cls(target, transport, before)
+        connection = cls(target, transport, key, before)
         try:
             with connection.deadline(until_seconds - time.monotonic(), "login"):
                 log_in(transport, target)
@@ -161,8 +159,8 @@ def _dial(target: SshTarget, until_seconds: float) -> socket.socket:
     raise _unreachable(target, "; ".join(dict.fromkeys(faults)))
 
 
-def _shake_hands(target: SshTarget, wire: Any, until_seconds: float) -> paramiko.Transport:
-    """Agree on keys, and see that the host's own is on record. Nothing of ours has been said before."""
+def _shake_hands(target: SshTarget, wire: Any, until_seconds: float) -> tuple[paramiko.Transport, HostKey]:
+    """Agree on keys, and see that the host's own is on record: that key. Nothing of ours has been said before."""
     known = host_keys.known_keys(target)
     transport = paramiko.Transport(wire)
     try:
@@ -172,15 +170,16 @@ def _shake_hands(target: SshTarget, wire: Any, until_seconds: float) -> paramiko
         transport.start_client(timeout=seconds)
         if not transport.initial_kex_done:  # paramiko returns without a word when its time is up
             raise paramiko.SSHException(f"no handshake in {seconds:.0f} s")
-        shown = transport.get_remote_server_key()
-        host_keys.check(target, HostKey(kind=shown.get_name(), blob=shown.asbytes()), known)
+        found = transport.get_remote_server_key()
+        shown = HostKey(kind=found.get_name(), blob=found.asbytes())
+        host_keys.check(target, shown, known)
     except (paramiko.SSHException, EOFError, OSError) as fault:
         transport.close()
         raise _unreachable(target, f"handshake: {str(fault) or type(fault).__name__}") from fault
     except ExplainedError:
         transport.close()
         raise
-    return transport
+    return transport, shown
 
 
 def _prefer_known_kinds(transport: paramiko.Transport, known: tuple[host_keys.KnownKey, ...]) -> None:

@@ -50,7 +50,11 @@ class OldPython(Exception):
 
 
 class ShortFile(Exception):
-    """A file ended before its time."""
+    """A file ended before its time: so many bytes are missing of those that were to be written."""
+
+    def __init__(self, missing_bytes: int) -> None:
+        super().__init__(f"{missing_bytes} bytes are missing")
+        self.missing_bytes = missing_bytes
 
 
 class Channel(Protocol):
@@ -95,7 +99,7 @@ class ChannelLines:
         while count:
             sent = self._write_part(descriptor, offset, count, until_seconds)
             if not sent:
-                raise ShortFile
+                raise ShortFile(count)
             offset, count = offset + sent, count - sent
 
     def _write_part(self, descriptor: int, offset: int, count: int, until_seconds: float) -> int:

@@ -196,6 +196,7 @@ class SshProcess:
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             assert pipe is not None
             pipe.close()
+        self._in = self._out = self._err = -1  # the numbers may be somebody else's from here on
         self.forget_files()
 
     def _when_there_is_room(self, send: Callable[[], int]) -> int:

@@ -188,7 +188,7 @@ class Stager:
             self._lines.write(count.to_bytes(8, "big"), self._until())
             self._lines.write_file(descriptor, offset, count, self._until())
         except ShortFile as fault:
-            self.close()  # in the middle of a frame nothing can be said
+            self._lines.write(bytes(fault.missing_bytes), self._until())  # in the middle of a frame nothing can be said
             raise TreeFault(place, "it became shorter while it was read") from fault
         except TROUBLES:
             if not self._lines.has_answer():

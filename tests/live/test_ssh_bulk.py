@@ -191,7 +191,7 @@ def test_what_lies_there_and_is_wrong_is_sent_again(spark: Sshd, courier: SshCou
     assert fault_of(spark, source) is None
 
 
-@pytest.mark.parametrize("when", ["before", "while"])
+@pytest.mark.parametrize("when", ["before", "while", "shorter"])
 def test_a_source_that_changes_is_refused_and_leaves_nothing_there(
     spark: Sshd, courier: SshCourier, watched: Watched, source: Source, when: str,
 ) -> None:
@@ -205,11 +205,12 @@ def test_a_source_that_changes_is_refused_and_leaves_nothing_there(
         change()
         os.utime(source.big, ns=(0, 0))  # nothing but the bytes tells
     else:
-        watched.when_sent(4 * MIB, change)
+        watched.when_sent(4 * MIB, change if when == "while" else lambda: os.truncate(source.big, 5 * MIB + 1000))
     with pytest.raises(DataDamaged, match="can't stage datasets on host spark-a") as caught:
         source.put(courier)
 
-    assert caught.value.where == str(source.big) and "it changed" in caught.value.what
+    said = "it became shorter while it was read" if when == "shorter" else "it changed"
+    assert caught.value.where == str(source.big) and said in caught.value.what
     assert staged(spark) == before
 
 
