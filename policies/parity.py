@@ -20,8 +20,9 @@ def differences(pythons: dict[str, PythonSurvey], machines: dict[str, HostSurvey
         _differ("CUDA", {host: each.cuda for host, each in usable.items() if not each.is_expected}),
         _differ("driver", {host: machines[host].driver for host in usable if host in machines}),
     ]
-    for name in sorted({name for each in usable.values() for name in each.packages}):
-        found.append(_package(name, usable))
+    known = {host: each for host, each in usable.items() if each.packages or not each.is_expected}
+    for name in sorted({name for each in known.values() for name in each.packages}):
+        found.append(_package(name, known))
     return tuple(line for line in found if line is not None)
 
 

@@ -96,6 +96,9 @@ def _staged(pen: Pen, done: JobDone) -> None:
     if f"{job.host}:{job.body['what']}" not in pen.campaign(job.campaign_id).staged:
         body = {"digests": done.result["digests"], "rows": done.result.get("rows", {}), "what": job.body["what"]}
         pen.write("data_staged", body, campaign=job.campaign_id, host=job.host, because=f"every file verified on {job.host}")
+        known = pen.campaign(job.campaign_id).warnings
+        if new := [each for each in done.result.get("warnings", ()) if each not in known]:
+            pen.write("preflight_warned", {"warnings": [*known, *new]}, campaign=job.campaign_id, host=job.host, because="; ".join(new))
 
 
 def _predictions(pen: Pen, done: JobDone) -> None:

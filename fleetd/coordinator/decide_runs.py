@@ -118,7 +118,7 @@ def _held_up(pen: Pen, campaign: Campaign, run: Run, host: HostPlan) -> str | No
     if stuck:
         return f"host {host.name}: {stuck[0]} is stuck there (fleetd clear {host.name}, once you have looked)"
     if f"{host.name}:campaign" not in campaign.staged:
-        return f"data on {host.name}"
+        return f"data on {host.name}" if host.environment is None else f"data and environment on {host.name}"
     if run.continues is not None and run.continues.digest is not None and seed_name(run.continues) not in _staged_on(campaign, host.name):
         return _ask_for_seed(pen, run, run.continues, host.name)
     if run.kind is not RunKind.EVALUATE or f"{host.name}:{run.candidate}" in campaign.staged:

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleetd.campaign import EnvironmentPlan, HostPlan, Plan
+from fleetd import logs
+from fleetd.campaign import EnvironmentPlan, HostPlan
 from fleetd.coordinator.couriers import Courier, TreeKind
 from fleetd.coordinator.specs import SSH_PYTHON, agent_python
 from fleetd.coordinator.wheelhouses import Wanted, Wheelhouse, Wheelhouses
-from fleetd.environments import EnvironmentAnswer, EnvironmentMark, EnvironmentOrder, Interpreter, environment_name, environment_python
+from fleetd.environments import WHEELS, EnvironmentAnswer, EnvironmentMark, EnvironmentOrder, Interpreter, environment_name, environment_python
 from fleetd.files import read_record, write_record, write_text
 from fleetd.paths import CampaignPaths
 from fleetd.plan_lock import Lock, Pin, read_lock, read_lock_file
@@ -57,12 +58,13 @@ class Prepared:
         )
 
     def expected(self, root: str) -> PythonSurvey:
-        """Its Python as it will be."""
-        found = self.interpreter
+        """Its Python as it will be. Which builds a host will fetch from an index nobody knows before: `packages` is empty then."""
+        found, wheels = self.interpreter, (entry.path for entry in self.wheelhouse.entries if entry.path.startswith(f"{WHEELS}/"))
+        versions = {path.partition("/")[2].split("-")[0].lower().replace("_", "-"): path.split("-")[1] for path in wheels}
         return PythonSurvey(
             program=environment_python(root, self.name), fault=None, version=found.version, implementation=found.implementation,
             architecture=found.machine, is_expected=True,
-            packages={pin.name: PackageSurvey(version=pin.version, files=0, files_sha256="") for pin in self.pins},
+            packages={name: PackageSurvey(version=version, files=0, files_sha256="") for name, version in versions.items()},
         )
 
 
@@ -95,9 +97,9 @@ class Environments:
         name = environment_name(asked.lock_sha256, interpreter, wheelhouse.wheels)
         return Prepared(plan=asked, interpreter=interpreter, pins=pins, wheelhouse=wheelhouse, name=name, mark=mark)
 
-    def bring(self, paths: CampaignPaths, plan: Plan, host: HostPlan, courier: Courier, release: str) -> EnvironmentAnswer:
-        """The environment on its host, whole to the last byte as of now; built there if need be. Its differences from other hosts are
-        refused where the plan requires parity."""
+    def bring(self, paths: CampaignPaths, host: HostPlan, courier: Courier, release: str, parity: str) -> tuple[EnvironmentAnswer, tuple[str, ...]]:
+        """The environment on its host, whole to the last byte as of now, built there if need be; and in what it differs from those of other
+        hosts, which is refused where parity is `require` and not looked for where it is `off`."""
         prepared = self.prepare(paths, host, courier, release)
         wheelhouse = prepared.wheelhouse
         order = EnvironmentOrder(
@@ -111,8 +113,9 @@ class Environments:
         if found.get("error") is not None:
             raise _at(host, from_json(found["error"]))
         answer = decode(EnvironmentAnswer, found["answer"], "answer")
-        _check_parity(paths, plan, host, answer)
-        return answer
+        if answer.is_new:
+            logs.changed("environment_built", host=host.name, name=answer.name, seconds=answer.mark.seconds, bytes=answer.mark.bytes)
+        return answer, _compare(paths, parity, host, answer)
 
     def prune(self, host: HostPlan, courier: Courier, release: str, keep: frozenset[str]) -> None:
         """Let the host remove environments that neither `keep` nor a run nor a process needs, and wheels that nobody is installing."""
@@ -170,19 +173,20 @@ def _pins(host: HostPlan, lock: Lock, interpreter: Interpreter) -> tuple[Pin, ..
     return pins
 
 
-def _check_parity(paths: CampaignPaths, plan: Plan, host: HostPlan, answer: EnvironmentAnswer) -> None:
+def _compare(paths: CampaignPaths, parity: str, host: HostPlan, answer: EnvironmentAnswer) -> tuple[str, ...]:
     """Compare what was built with what the other hosts have; written down before it is read, so that of two hosts one sees the other."""
     record = paths.environment(host.name)
     record.parent.mkdir(parents=True, exist_ok=True)
     write_record(record, answer)
-    if plan.parity != "require":
-        return
+    if parity == "off":
+        return ()
     others = {**_seen_in_preflight(paths), **_built(paths)}
     found = differences({**others, host.name: answer.python}, {})
-    if found:
+    if found and parity == "require":
         what = "; ".join(found[:SHOWN_MAX]) + (f"; and {len(found) - SHOWN_MAX} more" if len(found) > SHOWN_MAX else "")
         fix = "build them all from one lock with hashes and from one Python, or set parity: report in the plan"
         raise RequestRefused("the hosts differ", where=f"host {host.name}", what=what, fix=fix)
+    return found
 
 
 def _seen_in_preflight(paths: CampaignPaths) -> dict[str, PythonSurvey]:

@@ -21,7 +21,7 @@ from fleetd.coordinator.environments import Environments
 from fleetd.coordinator.evaluation import collect_evaluation, judge, prepare_evaluation
 from fleetd.coordinator.ledger import Act
 from fleetd.coordinator.pipeline import freeze_campaign, select_campaign
-from fleetd.coordinator.preflight import displaced_in, preflight, refusal
+from fleetd.coordinator.preflight import displaced_in, parity_of, preflight, refusal
 from fleetd.coordinator.registration import register_campaign
 from fleetd.coordinator.releases import Releases, code_digest
 from fleetd.coordinator.replication import prune_checkpoints, replicate_checkpoint, replicate_logs, replicate_predictions, stored_checkpoint_fault
@@ -164,20 +164,21 @@ def _reserved_rows(plan: Plan) -> dict[str, int]:
 def _stage(place: Workplace) -> dict[str, Any]:
     release = place.releases.stage(place.courier)
     stage_data(place.campaign.plan, place.campaign.digests, place.courier)
-    digests = {"release": release, release_key(place.courier.host): release, **_build_environment(place, release)}
+    name, differences = _build_environment(place, release)
     place.courier.prune_releases(_needed(place.fleet, RELEASE) | {release})
-    return {"digests": digests}
+    environment = {environment_key(place.courier.host): name} if name is not None else {}
+    return {"digests": {"release": release, release_key(place.courier.host): release, **environment}, "warnings": differences}
 
 
-def _build_environment(place: Workplace, release: str) -> dict[str, str]:
-    """The environment that the plan asks for on this host, built and verified there; and away with those that nobody needs."""
-    host = host_plan(place.campaign, place.courier.host)
+def _build_environment(place: Workplace, release: str) -> tuple[str | None, list[str]]:
+    """The environment that the plan asks for on this host, built and verified there, and in what it differs from those of other hosts; away
+    with those that nobody needs."""
+    host, environments = host_plan(place.campaign, place.courier.host), place.environments
     if host.environment is None:
-        return {}
-    key = environment_key(host.name)
-    answer = place.environments.bring(place.paths, place.campaign.plan, host, place.courier, release)
-    place.environments.prune(host, place.courier, release, _needed(place.fleet, key) | {answer.name})
-    return {key: answer.name}
+        return None, []
+    answer, differences = environments.bring(place.paths, host, place.courier, release, parity_of(place.campaign.plan))
+    environments.prune(host, place.courier, release, _needed(place.fleet, environment_key(host.name)) | {answer.name})
+    return answer.name, [f"the hosts differ: {each}" for each in differences]
 
 
 def _needed(fleet: Fleet, prefix: str) -> frozenset[str]:

@@ -29,6 +29,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
+from fleetd import logs
 from fleetd.coordinator.trees import TEMPORARY_PREFIX, TreeFault, discard_tree, read_entry, read_manifest, write_manifest
 from fleetd.environments import REGISTRY, REQUIREMENTS, WHEELS, Interpreter
 from fleetd.files import files_below, read_record, sync_folder, write_record
@@ -127,7 +128,8 @@ class Wheelhouses:
 
     def _make(self, wanted: Wanted, key: str) -> Wheelhouse:
         self._store.mkdir(parents=True, exist_ok=True)
-        temporary = self._store / f"{TEMPORARY_PREFIX}{key}"
+        # By our number too: a pip that has outlived an earlier coordinator finds its folder gone, and never writes into ours.
+        temporary = self._store / f"{TEMPORARY_PREFIX}{key}-{os.getpid()}"
         discard_tree(temporary)
         temporary.mkdir()
         try:
@@ -150,7 +152,9 @@ class Wheelhouses:
             os.rename(temporary, final)
             sync_folder(self._store)
             write_record(self._store / f"{key}.json", {"digest": final.name, "lock_sha256": wanted.lock_sha256, "target": wanted.target})
-            return _wheelhouse(final, entries)
+            found = _wheelhouse(final, entries)
+            logs.changed("wheels_kept", lock=wanted.lock_sha256[:12], target=wanted.target, packages=len(wanted.pins), bytes=found.bytes)
+            return found
         finally:
             discard_tree(temporary)
 

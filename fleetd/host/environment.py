@@ -54,6 +54,7 @@ PROBE = Path(__file__).with_name("interpreter_probe.py")
 PROBE_SECONDS_MAX = 30.0
 OLDEST = (3, 10)
 LOCK_LOOK_SECONDS = 0.2
+NICENESS = 10
 KEPT_VARIABLES = ("HOME", "LANG", "LC_ALL", "PATH", "TZ", "USER")
 SHOWN_MAX = 6
 
@@ -124,7 +125,7 @@ def build(paths: HostPaths, order: EnvironmentOrder) -> EnvironmentAnswer:
             mark = read_mark(place)  # another campaign may have had it built meanwhile
             if mark is None:
                 return _make(paths, order, found, name, lock, until_seconds)
-    survey = look_at_python(str(place / "bin" / "python"), [], True)
+    survey = _read_back(place, until_seconds)
     fault = difference(mark, survey)
     if fault is not None:
         raise DataDamaged(
@@ -183,7 +184,7 @@ def _make(
         steps = Steps(log=log, lock=lock, environment=_environment(order, scratch), until_seconds=until_seconds)
         steps.begin(f"environment {name}, from {source.program}")
         _install(steps, order, source, place, wheelhouse)
-        survey = look_at_python(str(place / "bin" / "python"), [], True)
+        survey = _read_back(place, until_seconds)
         _check(survey, place, log)
         _sync(place)
         faults.before("environment complete")
@@ -243,6 +244,11 @@ def _check_complete(steps: Steps, order: EnvironmentOrder, runs_pip: tuple[str, 
         ) from fault
 
 
+def _read_back(place: Path, until_seconds: float) -> PythonSurvey:
+    """Every file of it, by its own interpreter; a slow disk has the rest of the time for it."""
+    return look_at_python(str(place / "bin" / "python"), [], True, max(PROBE_SECONDS_MAX, until_seconds - time.monotonic()))
+
+
 def _check(survey: PythonSurvey, place: Path, log: Path) -> None:
     if survey.fault is not None:
         what, fix = f"{survey.program}: {survey.fault}", f"see {log}"
@@ -299,6 +305,7 @@ def answer(paths: HostPaths, asked: dict[str, Any]) -> dict[str, Any]:
     if asked["do"] == "prune":
         return {"removed": list(prune(paths, frozenset(asked["keep"]), frozenset(asked["wheelhouses"])))}
     assert asked["do"] == "build", asked["do"]
+    os.nice(NICENESS)  # a training that goes on beside it has the first say
     try:
         return {"answer": encode(build(paths, decode(EnvironmentOrder, asked["order"], "order")))}
     except ExplainedError as error:

@@ -1,4 +1,4 @@
-"""Programs that build something: run one after the other under one deadline, niced, their output kept in a log and quoted when one fails.
+"""Programs that build something: run one after the other under one deadline, their output kept in a log and quoted when one fails.
 
 A step never outlives its builder: it gets SIGKILL when the builder dies (prctl(2), PR_SET_PDEATHSIG), and holds the builder's lock as
 long as it lives, so that whoever builds next finds nobody writing below its hands.
@@ -20,7 +20,6 @@ from fleetd.pip_words import without_secrets
 
 LOG_BYTES_MAX = 4 * 1024 * 1024
 TAIL_LINES_MAX = 400
-NICENESS = 10
 READ_BYTES = 64 * 1024
 _PR_SET_PDEATHSIG = 1
 
@@ -54,7 +53,6 @@ class Steps:
 
         def become() -> None:
             library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            os.nice(NICENESS)
             if os.getppid() != parent:
                 os._exit(127)  # the builder died before it could be said
 

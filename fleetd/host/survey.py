@@ -54,15 +54,15 @@ def look(root: Path) -> HostSurvey:
     )
 
 
-def look_at_python(program: str, modules: list[str], read_files: bool) -> PythonSurvey:
+def look_at_python(program: str, modules: list[str], read_files: bool, seconds_max: float = PROBE_SECONDS_MAX) -> PythonSurvey:
     """What an interpreter of this host is. It runs alone, in isolated mode, without anything of ours on its path."""
     argv = [program, "-I", str(PROBE), "read" if read_files else "list", *modules]
     try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PROBE_SECONDS_MAX, check=False)
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds_max, check=False)
     except OSError as fault:
         return PythonSurvey(program=program, fault=fault.strerror or str(fault))
     except subprocess.TimeoutExpired:
-        return PythonSurvey(program=program, fault=f"it gave no answer in {PROBE_SECONDS_MAX:.0f} s")
+        return PythonSurvey(program=program, fault=f"it gave no answer in {seconds_max:.0f} s")
     try:
         found = json.loads(done.stdout)
     except ValueError:

@@ -103,6 +103,8 @@ def test_a_changed_installed_file_is_refused_by_its_name() -> None:
     (found,) = python_findings("spark-a", "python", replace(PYTHON, packages={**PACKAGES, "numpy": damaged}))
     assert found.refuses and "numpy/core.py" in found.what
     assert found.fix == "/opt/env/bin/python -m pip install --force-reinstall --no-deps numpy==2.3.0"
+    (of_ours,) = python_findings("spark-a", "python", replace(PYTHON, packages={**PACKAGES, "numpy": damaged}), repair="rm -r it")
+    assert of_ours.fix == "rm -r it"
 
 
 def other(**packages: PackageSurvey) -> PythonSurvey:
@@ -122,6 +124,14 @@ def test_equal_hosts_differ_in_nothing() -> None:
 ])
 def test_each_difference_names_the_hosts(survey: PythonSurvey, line: str) -> None:
     assert differences({"a": PYTHON, "b": PYTHON, "c": survey}, {}) == (line,)
+
+
+def test_what_is_yet_to_be_built_is_compared_by_its_versions_alone_and_what_a_host_will_fetch_by_nothing() -> None:
+    versions = {name: replace(package, files=0, files_sha256="") for name, package in PACKAGES.items()}
+    expected = replace(PYTHON, torch=None, cuda=None, packages=versions, are_files_read=False, is_expected=True)
+    assert differences({"a": PYTHON, "b": expected, "c": replace(expected, packages={})}, {}) == ()
+    older = replace(expected, packages={**versions, "numpy": replace(versions["numpy"], version="2.2.0")})
+    assert differences({"a": PYTHON, "b": older}, {}) == ("numpy: 2.2.0 on b / 2.3.0 on a",)
 
 
 def test_drivers_are_compared() -> None:

@@ -68,6 +68,24 @@ def test_the_check_shows_each_mechanism_of_a_cap_on_this_machine_and_refuses_a_d
     assert cap_faults(plan_of(tmp_path), bare) == []
 
 
+def test_the_check_says_what_an_environment_holds_and_whether_it_is_built(tmp_path: Path) -> None:
+    (tmp_path / "requirements.lock").write_text("six==1.17.0\nidna==3.20\n", encoding="utf-8")
+    extra = "  spark-a: {transport: ssh, root: /srv/fleetd, environment: {wheels: registry}}\nenvironment: {lock: requirements.lock}\n"
+    loaded = plan_of(tmp_path, candidate="command: [python, x]", extra=extra)
+    (box, spark) = (each["environment"] for each in check_document(loaded, NOW)["hosts"])
+    assert (box["packages"], box["built"], box["wheels"], spark["wheels"]) == (2, [], "auto", "registry")
+    text = " ".join(shown(loaded, width=400).split())
+    assert f"environment of requirements.lock: 2 packages, lock {box['lock_sha256'][:12]} · wheels brought from here · to be built · (line 6)" in text
+    assert "wheels fetched by the host · built there, if it is not yet" in text
+
+    place = tmp_path / "host" / "environments" / box["lock_sha256"] / "cpython-3.12.3-x86_64-registry"
+    place.mkdir(parents=True)
+    assert check_document(loaded, NOW)["hosts"][0]["environment"]["built"] == [], "half of one is none"
+    (place / "fleetd.json").touch()
+    assert "built here: cpython-3.12.3-x86_64-registry" in " ".join(shown(loaded, width=400).split())
+    assert [fault.title for fault in local_preflight(loaded) if "python" in fault.title or "program" in fault.title] == []
+
+
 def test_the_check_fits_a_narrow_terminal() -> None:
     loaded = load_plan(MANPAGES, now=NOW)
     longest_word = max(len(word) for word in shown(loaded).split())
