@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from policies.surveys import Finding, HostSurvey, PackageSurvey, PythonSurvey
+from policies.surveys import Finding, HostSurvey, PackageSurvey, ProgramSurvey, PythonSurvey
 
 SKEW_SECONDS_TOLERATED = 2.0
 SKEW_SECONDS_MAX = 60.0
@@ -23,7 +23,6 @@ class Asked:
     skew_seconds: float | None
     """The host's clock minus the coordinator's, half the round trip taken off. None on the coordinator's own machine."""
     skew_uncertainty_seconds: float = 0.0
-    disk_bytes: int = 0
     uses_accelerator: bool = False
 
 
@@ -74,6 +73,23 @@ def python_findings(host: str, key: str, survey: PythonSurvey, *, repair: str | 
     return tuple(found)
 
 
+def source_findings(host: str, survey: PythonSurvey) -> tuple[Finding, ...]:
+    """Whether an environment can be built from this interpreter. What it lacks is of the standard library: a distribution has split it off."""
+    found = python_findings(host, "environment.python", replace(survey, missing=(), packages={}))
+    if survey.missing and not found:
+        series = ".".join(survey.version.split(".")[:2])
+        what, fix = f"{survey.program} has no {', '.join(survey.missing)}", f"sudo apt-get install python{series}-venv"
+        return (_refuse(host, "environment.python lacks modules", what, fix),)
+    return found
+
+
+def program_findings(host: str, programs: tuple[ProgramSurvey, ...]) -> tuple[Finding, ...]:
+    """Commands of candidates that could not be run on this host."""
+    return tuple(
+        _refuse(host, f"the command of {each.candidate} can't be run", each.fault, each.fix) for each in programs if each.fault is not None
+    )
+
+
 def _damage(name: str, package: PackageSurvey) -> str:
     more = f" and {package.damaged_count - DAMAGED_SHOWN_MAX} more" if package.damaged_count > DAMAGED_SHOWN_MAX else ""
     return f"{name} {package.version}: {', '.join(package.damaged[:DAMAGED_SHOWN_MAX])}{more}"
@@ -92,9 +108,6 @@ def _root(asked: Asked, survey: HostSurvey) -> tuple[Finding, ...]:
     if survey.root_fault is not None:
         fix = f"make {survey.root} writable for {survey.traps.user}, or name another root"
         found.append(_refuse(host, "the host's root can't be used", survey.root_fault, fix))
-    elif survey.disk_free_bytes is not None and survey.disk_free_bytes < asked.disk_bytes:
-        what = f"{_gib(asked.disk_bytes)} are needed under {survey.root}, {_gib(survey.disk_free_bytes)} are free"
-        found.append(_refuse(host, "the disk is too small for this plan", what, "free some space, or name a root on another disk"))
     if survey.cleaner is not None:
         found.append(_warn(host, "old files are removed where the root lies", survey.cleaner, "name a root elsewhere, such as below the user's home"))
     return tuple(found)

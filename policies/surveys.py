@@ -116,6 +116,25 @@ class EnvironmentSurvey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramAsked:
+    """The command of a candidate, to be looked for where it would run."""
+
+    candidate: str
+    program: str
+    working_directory: str | None = None
+    path: str | None = None
+    """The PATH that the plan gives it; None: the host's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramSurvey:
+    candidate: str
+    fault: str | None
+    """Why it could not be run; None when it is there."""
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One thing that preflight says of a host."""
 

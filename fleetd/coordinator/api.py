@@ -10,6 +10,7 @@ import grp
 import os
 import re
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -26,17 +27,19 @@ from starlette.routing import Route
 
 from fleetd import clock, logs
 from fleetd.bounded import data_at
-from fleetd.campaign import HostPlan
+from fleetd.campaign import HostPlan, Plan
 from fleetd.coordinator import document
+from fleetd.coordinator.check import check_hosts
 from fleetd.coordinator.deliveries import Deliveries
 from fleetd.coordinator.jobs import WriteReport
 from fleetd.coordinator.loop import Loop, Published
+from fleetd.coordinator.releases import Releases
 from fleetd.coordinator.specs import host_plan
 from fleetd.coordinator.takeover import take_over
 from fleetd.coordinator.targets import find_campaign, find_runs
 from fleetd.journal import Journal
 from fleetd.paths import HostPaths, RunPaths
-from fleetd.wire import LINE_BYTES_MAX, WireError, loads
+from fleetd.wire import LINE_BYTES_MAX, WireError, decode, encode, loads
 from policies.errors import ExplainedError, FreezeRefused, HostUnreachable, NotFound, PlanInvalid, RequestRefused
 
 FIRST_TICK_SECONDS_MAX = 10.0
@@ -65,8 +68,9 @@ class Api:
 
     def __init__(
         self, loop: Loop, journal: Journal, daemon: document.Daemon, write_report: WriteReport, deliveries: Deliveries, *,
-        socket_group: str | None = None,
+        releases: Releases, socket_group: str | None = None,
     ) -> None:
+        self._releases = releases
         self._loop, self._journal, self._daemon, self._write_report, self._deliveries = loop, journal, daemon, write_report, deliveries
         self._socket = bind(daemon.paths.socket, socket_group)
         config = uvicorn.Config(self.app(), log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1)
@@ -88,6 +92,7 @@ class Api:
             *(Route(f"/v1/{kind}", _guarded(self._wish), methods=["POST"]) for kind in WISHES),
             Route("/v1/shutdown", _guarded(self._shutdown), methods=["POST"]),
             Route("/v1/takeover", _guarded(self._takeover), methods=["POST"]),
+            Route("/v1/check", _guarded(self._check), methods=["POST"]),
             Route("/v1/report", _guarded(self._report), methods=["POST"]),
         ])
 
@@ -179,6 +184,15 @@ class Api:
     def _takeover(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
         self._seen()
         return take_over(self._loop, self._daemon.paths, body)
+
+    def _check(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
+        """A look at the hosts of a plan, in this thread; nothing of it is history."""
+        try:
+            plan = decode(Plan, body.get("plan"))
+        except WireError as fault:
+            raise RequestRefused("the plan can't be checked", where="plan", what=str(fault), fix="use the same release here") from fault
+        found: dict[str, Any] = encode(check_hosts(plan, own_python=sys.executable, releases=self._releases))
+        return found
 
     def _report(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:
         campaign = find_campaign(self._seen().fleet, str(body.get("campaign") or ""))

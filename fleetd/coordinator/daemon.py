@@ -204,7 +204,7 @@ def _serve(paths: StatePaths, journal: Journal, write_report: ReportWriter, mana
         journal, owner, python=sys.executable, make_session=make_session, run_job=jobs.run, forgotten=forgotten_campaigns(paths),
         kept_clock=KeptClock(paths.clock), came_round=lambda seen: manager.ticked(_service_status(seen)),
     )
-    api = Api(loop, journal, daemon, write_now, deliveries, socket_group=socket_group)
+    api = Api(loop, journal, daemon, write_now, deliveries, releases=releases, socket_group=socket_group)
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: loop.stop())

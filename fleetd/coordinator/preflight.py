@@ -9,29 +9,31 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from fleetd import clock
 from fleetd.campaign import HostPlan, Plan
 from fleetd.coordinator.couriers import Courier, TreeKind
-from fleetd.coordinator.environments import Prepared
+from fleetd.coordinator.environments import Prepared, source_python
+from fleetd.coordinator.needs import BUILD_MODULES, offer_of, programs_of, trainer_modules, wanted_by
 from fleetd.coordinator.specs import agent_python, trainer_python
 from fleetd.environments import environment_python
+from fleetd.model import CapPart
 from fleetd.wire import WireError, decode, dumps, encode, loads
 from policies.displacement import workload_findings
 from policies.errors import RequestRefused
 from policies.parity import parity_findings
-from policies.preflight import Asked, findings, python_findings, same_machine
-from policies.surveys import EnvironmentSurvey, Finding, HostSurvey, PythonSurvey
+from policies.preflight import Asked, findings, program_findings, python_findings, same_machine, source_findings
+from policies.room import Wanted, room_findings
+from policies.surveys import EnvironmentSurvey, Finding, HostSurvey, ProgramSurvey, PythonSurvey
 from policies.workloads import WorkloadSight
 
 LOOK_SECONDS_MAX = 60.0
 READ_SECONDS_MAX = 240.0
 """Every installed file of an environment is read: several gigabytes where torch comes with CUDA."""
 HOSTS_AT_ONCE_MAX = 8
-TRAINER_MODULES = ("numpy", "safetensors", "torch", "transformers")
 WORDS_MAX = 300
 OTHERS_SHOWN_MAX = 4
 
@@ -48,6 +50,12 @@ class HostLook:
     """The trainer's interpreter, where a candidate of ours may run there. That of an environment also where only commands do."""
     environment: EnvironmentSurvey | None = None
     """What the plan has built there, or is to have."""
+    source: PythonSurvey | None = None
+    """The Python that an environment would be built from, where only that was looked at: by a check, which fetches no wheels."""
+    programs: tuple[ProgramSurvey, ...] = ()
+    """The commands of candidates that may run there."""
+    caps: dict[str, CapPart] = field(default_factory=dict)
+    """By what a cap could be held there, by mechanism."""
     displace: tuple[WorkloadSight, ...] = ()
     """What runs of the work that the plan wants out of the way, in the order of the plan."""
     skew_seconds: float | None
@@ -63,6 +71,8 @@ class Preflight:
     parity: str
     looks: dict[str, HostLook]
     findings: tuple[Finding, ...]
+    silent: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Hosts that could not be looked at, and why, as `ExplainedError.to_json` gives it."""
 
     @property
     def refusals(self) -> tuple[Finding, ...]:
@@ -78,19 +88,56 @@ def preflight(
 ) -> Preflight:
     """Look at all hosts that have a courier, side by side. HostUnreachable, or what a host explains of itself."""
     hosts = [host for host in plan.hosts if host.name in couriers]
-    reads_files = parity_of(plan) != "off"
 
     def look(host: HostPlan) -> HostLook:
         courier = couriers[host.name]
         release = stage(courier)
-        if host.environment is not None and prepare is not None and _is_used(plan, host):
-            return _look_at_environment(host, courier, release, prepare(host, courier, release), _modules(plan, host), reads_files)
-        program = trainer_python(host, own_python) if host.environment is None and _trains_ours(plan, host) else None
-        return _look(host, courier, release, program, TRAINER_MODULES, reads_files)
+        folder, is_prepared = courier.tree_path(TreeKind.RELEASES, release), host.environment is not None and _is_used(plan, host)
+        prepared = prepare(host, courier, release) if prepare is not None and is_prepared else None
+        return look_at(plan, host, courier, folder, own_python, prepared)
 
     with ThreadPoolExecutor(HOSTS_AT_ONCE_MAX, thread_name_prefix="preflight") as workers:
         looks = dict(zip((host.name for host in hosts), workers.map(look, hosts), strict=True))
     return Preflight(at=clock.read().now, parity=parity_of(plan), looks=looks, findings=judge(plan, looks))
+
+
+def look_at(plan: Plan, host: HostPlan, courier: Courier, release: str, own_python: str, prepared: Prepared | None = None) -> HostLook:
+    """One host by its own tools, from the folder of a release there: itself first and alone, since its clock is compared on the way.
+
+    A built environment is read as any interpreter; one that is to be built is taken for what its lock and wheels will make of it."""
+    before = clock.read()
+    seen = _ask(host, courier, release, {}, LOOK_SECONDS_MAX)
+    after = clock.read()
+    survey = decode(HostSurvey, seen["host"], "survey")
+    half_seconds = (after.boottime_seconds - before.boottime_seconds) / 2
+    skew_seconds = (survey.now - before.now).total_seconds() - half_seconds
+    program, source = _interpreter(plan, host, own_python, prepared), None
+    if host.environment is not None and prepared is None and _is_used(plan, host):
+        source = source_python(host, host.environment)
+    asked: dict[str, tuple[str, ...]] = {program: trainer_modules(plan) if _trains_ours(plan, host) else ()} if program is not None else {}
+    asked |= {source: BUILD_MODULES} if source is not None else {}
+    question = {
+        "host": False, "displace": host.displace, "programs": programs_of(plan, host), "read_files": source is None and parity_of(plan) != "off",
+        "pythons": asked,
+    }
+    more = _ask(host, courier, release, question, READ_SECONDS_MAX) if asked or host.displace or question["programs"] else {}
+    pythons = {name: decode(PythonSurvey, each, "survey") for name, each in more.get("pythons", {}).items()}
+    python = pythons[program] if program is not None else None
+    return HostLook(
+        survey=survey, python=python or (prepared.expected(host.root) if prepared is not None else None),
+        environment=prepared.survey() if prepared is not None else None, source=pythons[source] if source is not None else None,
+        displace=tuple(decode(WorkloadSight, each, "displace") for each in more.get("displace", ())),
+        programs=tuple(decode(ProgramSurvey, each, "programs") for each in more.get("programs", ())),
+        caps={name: decode(CapPart, part, name) for name, part in seen["caps"].items()},
+        skew_seconds=None if host.is_local else skew_seconds, skew_uncertainty_seconds=half_seconds,
+    )
+
+
+def _interpreter(plan: Plan, host: HostPlan, own_python: str, prepared: Prepared | None) -> str | None:
+    """The Python of this host that can be read now, where the plan uses one."""
+    if host.environment is None:
+        return trainer_python(host, own_python) if _trains_ours(plan, host) else None
+    return environment_python(host.root, prepared.name) if prepared is not None and prepared.mark is not None else None
 
 
 def judge(plan: Plan, looks: dict[str, HostLook]) -> tuple[Finding, ...]:
@@ -106,11 +153,21 @@ def judge(plan: Plan, looks: dict[str, HostLook]) -> tuple[Finding, ...]:
         ), look.survey)
         if look.python is not None:
             found += python_findings(name, "python", look.python, repair=None if look.environment is None else _repair(host, look.environment))
+        if look.source is not None:
+            found += source_findings(name, look.source)
+        found += program_findings(name, look.programs)
         for workload, sight in zip(host.displace, look.displace, strict=True):
             found += workload_findings(name, workload, sight)
+    offers = tuple(offer_of(plan, _host(plan, name), look.survey, look.displace) for name, look in looks.items())
+    found += room_findings(wanted_by(plan) if len(looks) == len(plan.hosts) else _pinned(plan, looks), offers)
     if parity_of(plan) != "off":
         found += parity_findings(pythons, surveys, required=parity_of(plan) == "require")
     return tuple(sorted(found, key=lambda each: not each.refuses))
+
+
+def _pinned(plan: Plan, looks: dict[str, HostLook]) -> tuple[Wanted, ...]:
+    """Where a host was not seen, only what can't go there anyway is judged."""
+    return tuple(each for each in wanted_by(plan) if each.host in looks)
 
 
 def displaced_in(plan: Plan, seen: Preflight) -> list[dict[str, Any]]:
@@ -153,49 +210,18 @@ def _is_used(plan: Plan, host: HostPlan) -> bool:
     return any(candidate.host in ("any", host.name) for candidate in plan.candidates)
 
 
-def _modules(plan: Plan, host: HostPlan) -> tuple[str, ...]:
-    return TRAINER_MODULES if _trains_ours(plan, host) else ()
-
-
-def _look_at_environment(
-    host: HostPlan, courier: Courier, release: str, prepared: Prepared, modules: tuple[str, ...], reads_files: bool,
-) -> HostLook:
-    """A built environment is read as any interpreter; one that is to be built is taken for what its lock and wheels will make of it."""
-    program = environment_python(host.root, prepared.name) if prepared.mark is not None else None
-    look = _look(host, courier, release, program, modules, reads_files)
-    return replace(look, python=look.python or prepared.expected(host.root), environment=prepared.survey())
-
-
-def _look(host: HostPlan, courier: Courier, release: str, program: str | None, modules: tuple[str, ...], reads_files: bool) -> HostLook:
-    release = courier.tree_path(TreeKind.RELEASES, release)
-    before = clock.read()
-    survey = decode(HostSurvey, _ask(host, courier, release, {}, LOOK_SECONDS_MAX)["host"], "survey")
-    after = clock.read()
-    python: PythonSurvey | None = None
-    displace: tuple[WorkloadSight, ...] = ()
-    if host.displace:
-        answer = _ask(host, courier, release, {"displace": host.displace, "host": False}, LOOK_SECONDS_MAX)
-        displace = tuple(decode(WorkloadSight, each, "displace") for each in answer["displace"])
-    if program is not None:
-        question = {"pythons": {program: modules}, "read_files": reads_files, "host": False}
-        answer = _ask(host, courier, release, question, READ_SECONDS_MAX)
-        python = decode(PythonSurvey, answer["pythons"][program], "survey")
-    half_seconds = (after.boottime_seconds - before.boottime_seconds) / 2
-    skew_seconds = (survey.now - before.now).total_seconds() - half_seconds
-    return HostLook(
-        survey=survey, python=python, displace=displace, skew_seconds=None if host.is_local else skew_seconds, skew_uncertainty_seconds=half_seconds,
-    )
-
-
 def _ask(host: HostPlan, courier: Courier, release: str, question: dict[str, Any], seconds_max: float) -> dict[str, Any]:
     """The answer of the host's `survey`. RequestRefused in its own last words when it gives none."""
     argv = (agent_python(host, sys.executable), "-I", f"{release}/fleetd/host/__main__.py", "survey", host.root, dumps(question))
     try:
         done = courier.run_program(argv, seconds_max)
         answer = loads(done.stdout)
-    except (OSError, WireError) as fault:
-        words = done.stderr.strip()[-WORDS_MAX:] if not isinstance(fault, OSError) else ""
-        what, fix = words or str(fault), f"run it there by hand: {' '.join(argv[:5])} '{{}}'"
+    except OSError as fault:
+        what, fix = f"{argv[0]}: {fault}", f"set agent_python of host {host.name} to a Python 3.10 or newer, or leave it out"
+        raise RequestRefused("agent_python can't be used", where=f"host {host.name}", what=what, fix=fix) from fault
+    except WireError as fault:
+        words = done.stderr.strip()[-WORDS_MAX:] or f"{argv[0]}: exit status {done.status}, and no answer"
+        what, fix = words, f"run it there by hand: {' '.join(argv[:5])} '{{}}'"
         raise RequestRefused("the host can't be surveyed", where=f"host {host.name}", what=what, fix=fix) from fault
     assert isinstance(answer, dict), "survey prints one object"
     return answer

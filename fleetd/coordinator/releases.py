@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import shutil
 import threading
 from functools import cache
@@ -43,8 +44,8 @@ def code_files(root: Path) -> dict[str, bytes]:
 class Releases:
     """Releases by architecture. Safe to use from many threads."""
 
-    def __init__(self, paths: StatePaths) -> None:
-        self._store, self._wheels = paths.releases, paths.wheels
+    def __init__(self, paths: StatePaths, *, wheels: Path | None = None) -> None:
+        self._store, self._wheels = paths.releases, wheels or paths.wheels
         self._code = code_files(installation())
         self._built: dict[str, tuple[FileEntry, ...]] = {}
         self._guards: dict[str, threading.Lock] = {}
@@ -59,6 +60,16 @@ class Releases:
         digest = directory_digest(entries)
         courier.put_tree(TreeKind.RELEASES, digest, self._store / digest, entries)
         return digest
+
+    def placed_on(self, courier: Courier) -> str:
+        """The folder of the running code's release on a host, brought there if it was not."""
+        return courier.tree_path(TreeKind.RELEASES, self.stage(courier))
+
+    def placed_here(self) -> str:
+        """The folder of this machine's release in the coordinator's own store: what looks at this machine needs nothing in any root."""
+        machine = platform.machine()
+        with self._guards.setdefault(machine, threading.Lock()):
+            return str(self._store / directory_digest(self._built.get(machine) or self._build(machine)))
 
     def _build(self, machine: str) -> tuple[FileEntry, ...]:
         libraries = library_files(machine, self._wheels)

@@ -56,7 +56,7 @@ def collect_role(directory: str, role: DataRole) -> CollectedRole:
         raise DataDamaged(f"the {role.split} data is not there", where=str(source), what="it is no directory", fix=fix)
     shards = None
     try:
-        check_contents(source, _shown(source, role))
+        check_contents(source, files_shown(source, role))
         if role.shard_split is not None:
             shards = read_shard_set(source, role.shard_split, role.include, scored=role.split != Split.TRAIN)
         names = shards.files if shards is not None else _included(source, role.include)
@@ -129,7 +129,7 @@ def _included(source: Path, include: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in files_below(source) if any(fnmatchcase(name, each) or fnmatchcase(Path(name).name, each) for each in include))
 
 
-def _shown(source: Path, role: DataRole) -> tuple[str, ...]:
+def files_shown(source: Path, role: DataRole) -> tuple[str, ...]:
     """Files of a role before anybody knows which of them it really has: an index that is a pointer lists nothing."""
     if role.shard_split is None:
         return _included(source, role.include)

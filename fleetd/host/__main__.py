@@ -8,6 +8,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+PYTHON_OLDEST = (3, 10)
 PROGRAMS = ("agent", "supervisor", "shim", "survey", "sweep", "stager", "environment")
 
 
@@ -15,6 +16,9 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] not in PROGRAMS:
         sys.stderr.write(f"usage: python3 -I {__file__} {'|'.join(PROGRAMS)} ...\n")
         return 2
+    if sys.version_info < PYTHON_OLDEST:  # said here: nothing that comes next could be read by it
+        sys.stderr.write("%s is Python %d.%d, %d.%d or newer is needed\n" % (sys.executable, *sys.version_info[:2], *PYTHON_OLDEST))  # noqa: UP031
+        return 3
     release = Path(__file__).resolve().parents[2]
     sys.path[:0] = [str(release), str(release / "libraries")]
     found: int = import_module(f"fleetd.host.{arguments[0]}").main(arguments[1:])

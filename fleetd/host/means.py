@@ -1,16 +1,12 @@
-"""By what a cap can be held on this host, and how strongly: `python -m fleetd.host.means ROOT` prints one JSON object of CapParts.
+"""By what a cap can be held on this host, and how strongly, for the user and the cgroup that ask.
 
-The agent tells it with its facts; `fleetd check` asks it of the machine it runs on, for the user and the cgroup that ask.
+The agent tells it with its facts, a survey with everything else that it saw.
 """
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-from fleetd.host import cradle, devices
+from fleetd.host import devices
 from fleetd.model import CapPart
-from fleetd.wire import dumps, encode
 from policies.facts import CapGrade
 
 
@@ -30,15 +26,3 @@ def _device_part(accelerators: tuple[str, ...]) -> CapPart:
     if not devices.sees_machine_pids():
         return CapPart(grade=CapGrade.ABSENT, means=f"{', '.join(accelerators)}: {devices.FOREIGN_PIDS}")
     return CapPart(grade=CapGrade.SAMPLED, means=f"device bytes of the tree each second, beside the trainer's own limit: {', '.join(accelerators)}")
-
-
-def main(arguments: list[str]) -> int:
-    if len(arguments) != 1:
-        print("usage: python -m fleetd.host.means ROOT", file=sys.stderr)
-        return 2
-    print(dumps(encode(of_host(cradle.host_part(Path(arguments[0])), devices.names()))))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -2,8 +2,10 @@
 
 Asked once by the coordinator's preflight. It changes nothing but a file in the root that it makes and removes; `policies.preflight` judges.
 
-    QUESTION   {"host": true, "pythons": {"PROGRAM": ["torch", ...]}, "read_files": true, "displace": [Workload]}
-    answer     {"host": HostSurvey or null, "pythons": {"PROGRAM": PythonSurvey}, "displace": [WorkloadSight]}
+    QUESTION   {"host": true, "pythons": {"PROGRAM": ["torch", ...]}, "read_files": true, "displace": [Workload],
+                "programs": [ProgramAsked]}
+    answer     {"host": HostSurvey or null, "caps": {"cgroup": CapPart, ...}, "pythons": {"PROGRAM": PythonSurvey}, "displace": [WorkloadSight],
+                "programs": [ProgramSurvey]}
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import os
 import platform
 import pwd
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,12 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from fleetd import clock
-from fleetd.host import cradle, devices, meters, workloads
+from fleetd.host import cradle, devices, means, meters, workloads
 from fleetd.host.processes import boot_id
 from fleetd.host.trusted_time import is_synchronised
+from fleetd.model import CapPart
 from fleetd.wire import decode, dumps
-from policies.facts import ENV_RUN_DIR
-from policies.surveys import AcceleratorUser, HostSurvey, PythonSurvey, SessionTraps
+from policies.facts import ENV_RUN_DIR, CapGrade
+from policies.surveys import AcceleratorUser, HostSurvey, ProgramAsked, ProgramSurvey, PythonSurvey, SessionTraps
 from policies.workloads import Workload
 
 PROBE = Path(__file__).with_name("python_probe.py")
@@ -199,7 +204,24 @@ def answer(root: Path, asked: dict[str, Any]) -> dict[str, Any]:
     read_files = asked.get("read_files") is True
     pythons = {program: look_at_python(program, [str(name) for name in modules], read_files) for program, modules in asked.get("pythons", {}).items()}
     found = [workloads.find(root, decode(Workload, each, "displace")) for each in asked.get("displace", ())]
-    return {"host": look(root) if asked.get("host", True) else None, "pythons": pythons, "displace": found}
+    programs = [look_at_program(decode(ProgramAsked, each, "programs")) for each in asked.get("programs", ())]
+    host = look(root) if asked.get("host", True) else None
+    caps = {} if host is None else means.of_host(CapPart(grade=CapGrade(host.cap_grade), means=host.cap_means), host.accelerators)
+    return {"host": host, "caps": caps, "pythons": pythons, "displace": found, "programs": programs}
+
+
+def look_at_program(asked: ProgramAsked) -> ProgramSurvey:
+    """Whether a command could be executed here, from where it would be."""
+    folder, name = asked.working_directory, asked.program
+    if folder is not None and not Path(folder).is_dir():
+        return ProgramSurvey(candidate=asked.candidate, fault=f"{folder} is no directory", fix="correct working_directory")
+    there = Path(folder or "/") / name
+    if shutil.which(str(there) if "/" in name else name, path=asked.path) is not None:
+        return ProgramSurvey(candidate=asked.candidate, fault=None)
+    if "/" in name and there.is_file():
+        fix = f"chmod +x {shlex.quote(str(there))}, or name the program that runs it first"
+        return ProgramSurvey(candidate=asked.candidate, fault=f"{there} is not executable", fix=fix)
+    return ProgramSurvey(candidate=asked.candidate, fault=f"{name!r} is not found", fix="install it, or write its whole path")
 
 
 def main(arguments: list[str]) -> int:

@@ -71,6 +71,10 @@ class Client:
     def logs(self, run: str, *, stream: str, attempt: int | None, offset: int, bytes_max: int = LOG_CHUNK_BYTES) -> dict[str, Any]:
         return self._call("GET", "/v1/logs", {"run": run, "stream": stream, "attempt": attempt, "offset": offset, "bytes_max": bytes_max})
 
+    def check(self, plan: Any) -> dict[str, Any]:
+        """What the hosts of a plan show of themselves now, and what is to be said of it."""
+        return self._call("POST", "/v1/check", body={"plan": plan}, seconds=LAUNCH_SECONDS_MAX)
+
     def launch(self, plan: Any, plan_text: str, actor: str) -> dict[str, Any]:
         return self._call("POST", "/v1/launch", body={"plan": plan, "plan_text": plan_text, "actor": actor}, seconds=LAUNCH_SECONDS_MAX)
 

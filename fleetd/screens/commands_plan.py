@@ -24,20 +24,25 @@ def add_to(app: typer.Typer) -> None:
     app.command()(follow)
 
 
-def check(plan: PlanFile, as_json: AsJson = False) -> int:
-    """Check a plan and show it resolved. Every value with its origin; nothing is started; exit 3 when this machine can't do it now."""
+def check(
+    plan: PlanFile,
+    no_hosts: Annotated[bool, typer.Option("--no-hosts", help="Only the plan: no host is looked at.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Check a plan and look at its hosts as a launch would. Nothing is started; exit 3 when it can't be done now, 8 when a host is away."""
     from fleetd import clock
     from fleetd.plan import load_plan
-    from fleetd.screens.plan_view import cap_faults, check_document, local_caps, local_preflight, render_check
+    from fleetd.screens.host_checks import faults_of, look_at_hosts
+    from fleetd.screens.plan_view import check_document, render_check
 
     loaded = load_plan(plan)
-    caps = local_caps(loaded)
-    faults = [*local_preflight(loaded), *cap_faults(loaded, caps)]
+    looked = None if no_hosts else look_at_hosts(loaded)
+    faults = faults_of(looked) if looked is not None else []
     now = clock.read().now
     if as_json:
-        terminal.emit({**check_document(loaded, now, caps), "preflight": [fault.to_json() for fault in faults]})
+        terminal.emit({**check_document(loaded, now, looked), "preflight": [fault.to_json() for fault in faults]})
     else:
-        terminal.show(render_check(loaded, now, width=terminal.width(), caps=caps))
+        terminal.show(render_check(loaded, now, width=terminal.width(), looked=looked))
     terminal.complain_of(faults)
     return faults[0].exit_code if faults else EXIT_OK
 
@@ -58,13 +63,9 @@ def launch(
     """Launch a campaign. A coordinator is started if none runs; it goes on without this terminal."""
     from fleetd.coordinator.daemon import ensure_running
     from fleetd.plan import load_plan
-    from fleetd.screens.plan_view import local_preflight
     from fleetd.wire import encode
 
     loaded = load_plan(plan)
-    if faults := local_preflight(loaded):
-        terminal.complain_of(faults[1:])
-        raise faults[0]
     found = terminal.coordinator()
     paths = found.paths
     if found.is_system:

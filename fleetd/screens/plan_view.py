@@ -1,6 +1,6 @@
 """What `fleetd check` shows: the resolved plan, where each value came from, and what it would mean if it were launched now.
 
-Pure lines from a LoadedPlan and a moment; `local_preflight`, which looks at this machine, lives next door.
+Pure lines from a LoadedPlan, a moment and a look at its hosts; how that is taken and shown lives next door, in `host_checks`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any
 
 from fleetd.campaign import AfterFreeze, CandidatePlan, DataRole, HostPlan
 from fleetd.environments import MARK
-from fleetd.model import CapPart
 from fleetd.paths import HostPaths
 from fleetd.plan import LoadedPlan
 from fleetd.plan_lock import read_lock_file
@@ -19,14 +18,11 @@ from fleetd.plan_resolve import listed_files, read_index
 from fleetd.plan_rules import cutoff_if_launched
 from fleetd.plan_units import Seconds, SizeBytes, show_duration, show_moment, show_size, write_duration, write_size
 from fleetd.screens import layout
-from fleetd.screens.cells import grade_words
+from fleetd.screens.document import Document
+from fleetd.screens.host_checks import host_rows, shown_looked
 from fleetd.screens.layout import Line, Span, Tone, line, quiet
-from fleetd.screens.preflight import LocalCaps, cap_faults, local_caps, local_preflight
-from fleetd.wire import encode
 from policies.deadlines import reserve_seconds
 from policies.facts import RESERVED_SPLITS, CapGrade, format_moment
-
-__all__ = ["cap_faults", "check_document", "local_caps", "local_preflight", "render_check"]
 
 LABEL_WIDTH = 14
 KEY_WIDTH_MAX = 44
@@ -35,13 +31,13 @@ OWN_PYTHON = line("the coordinator's own Python")
 HOST_PYTHON = line("the host's python3")
 
 
-def render_check(loaded: LoadedPlan, now: datetime, *, width: int = 100, caps: LocalCaps | None = None) -> list[Line]:
-    """The whole check of a valid plan, as lines for `layout.painted`. `caps`: what `local_caps` found."""
+def render_check(loaded: LoadedPlan, now: datetime, *, width: int = 100, looked: Document | None = None) -> list[Line]:
+    """The whole check of a valid plan, as lines for `layout.painted`. `looked`: what `look_at_hosts` found, None where nobody looked."""
     plan = loaded.plan
     counts = f"{_count(len(plan.candidates), 'candidate')} on {_count(len(plan.hosts), 'host')}"
     lines = layout.wrapped(line(Span(f"{loaded.path} is a valid plan", Tone.GOOD), quiet(f": campaign {plan.name}, {counts}")), width, hanging=2)
     lines += _section("if launched now", _when(loaded, now), width)
-    rows = [row for host in plan.hosts for row in (*_host(loaded, host), *_caps((caps or {}).get(host.name, {})))]
+    rows = [row for host in plan.hosts for row in (*_host(loaded, host), *host_rows(looked or {}, host.name))]
     lines += _section("hosts", rows, width)
     lines += _section("data", [_data(loaded, role) for role in plan.data] or [("none", [line("commands read what they like")])], width)
     lines += _candidates(loaded, width)
@@ -49,17 +45,17 @@ def render_check(loaded: LoadedPlan, now: datetime, *, width: int = 100, caps: L
     return lines
 
 
-def check_document(loaded: LoadedPlan, now: datetime, caps: LocalCaps | None = None) -> dict[str, Any]:
+def check_document(loaded: LoadedPlan, now: datetime, looked: Document | None = None) -> dict[str, Any]:
     """The same as one JSON document, for `fleetd check --json`."""
     cutoff, final = _moments(loaded, now)
     return {
         "schema": 1, "path": str(loaded.path), "name": loaded.plan.name, "plan_sha256": loaded.plan.plan_sha256,
         "if_launched_now": {"at": format_moment(now), "cutoff_at": format_moment(cutoff), "final_at": format_moment(final)},
         "hosts": [
-            {"name": host.name, "root": host.root, "memory": _memory(loaded, host), "caps": encode((caps or {}).get(host.name)),
-             "environment": environment_summary(host)}
+            {"name": host.name, "root": host.root, "memory": _memory(loaded, host), "environment": environment_summary(host)}
             for host in loaded.plan.hosts
         ],
+        "looked": shown_looked(looked) if looked is not None else None,
         "data": [{"split": role.split.value, "path": role.path, **data_summary(role)} for role in loaded.plan.data],
         "values": {path: {"value": _plain(value), "source": str(loaded.sources[path])} for path, value in loaded.values.items()},
     }
@@ -137,11 +133,6 @@ def environment_summary(host: HostPlan) -> dict[str, Any] | None:
         "lock": asked.lock, "lock_sha256": asked.lock_sha256, "packages": len({pin.name for pin in lock.pins}), "wheels": asked.wheels,
         "python": asked.python, "built": built,
     }
-
-
-def _caps(parts: dict[str, CapPart]) -> list[tuple[str, list[Line]]]:
-    """Each mechanism of a cap on this machine: how strongly it holds for this user, and by what means."""
-    return [("", [line(f"{name}: {grade_words(encode(part))}  ", quiet(part.means))]) for name, part in sorted(parts.items())]
 
 
 def _reach(host: HostPlan) -> str:

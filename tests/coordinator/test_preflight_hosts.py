@@ -9,9 +9,10 @@ import pytest
 from small_python import site_of, small_python
 from virtual_fleet import candidate, plan
 
-from fleetd.campaign import HostPlan, Plan
+from fleetd.campaign import AfterFreeze, HostPlan, Plan
 from fleetd.coordinator.couriers import Courier, LocalCourier
-from fleetd.coordinator.preflight import TRAINER_MODULES, Preflight, preflight, refusal
+from fleetd.coordinator.needs import TRAINER_MODULES
+from fleetd.coordinator.preflight import Preflight, preflight, refusal
 from fleetd.coordinator.releases import Releases
 from fleetd.paths import StatePaths
 from fleetd.wire import decode, dumps
@@ -29,8 +30,10 @@ class ThreeHosts:
         self.releases = Releases(StatePaths(place / "state"))
 
     def plan(self, parity: str | None = "require") -> Plan:
-        hosts = tuple(HostPlan(name=name, root=str(self.place / name / "root"), python=str(self.pythons[name]), capacity_bytes=GIB) for name in HOSTS)
-        return plan(candidate("own", task={"task": "language_model"}, command=None, host="any"), hosts=hosts, parity=parity)
+        hosts = tuple(HostPlan(name=name, root=str(self.place / name / "root"), python=str(self.pythons[name]), capacity_bytes=GIB, floor_bytes=1)
+                      for name in HOSTS)
+        own = candidate("own", task={"task": "language_model"}, command=None, host="any", memory_host_bytes=1, memory_accelerator_bytes=1)
+        return plan(own, hosts=hosts, parity=parity, after_freeze=AfterFreeze())
 
     def look(self, parity: str | None = "require") -> Preflight:
         asked = self.plan(parity)

@@ -17,7 +17,7 @@ FIT = HostSurvey(
     root_fault=None, disk_free_bytes=10**12, cleaner=None, cap_grade="enforced", cap_means="cgroup v2",
     traps=SessionTraps(user="ada", is_system_user=False, is_lingering=True, removes_ipc=True, kills_processes=False),
 )
-ASKED = Asked(host="spark-a", transport="ssh", skew_seconds=0.1, disk_bytes=10**9, uses_accelerator=True)
+ASKED = Asked(host="spark-a", transport="ssh", skew_seconds=0.1, uses_accelerator=True)
 LEFT_ALONE = replace(FIT.traps, is_lingering=False)
 
 
@@ -31,7 +31,6 @@ def test_a_fit_host_is_left_in_peace() -> None:
 
 @pytest.mark.parametrize(("changes", "refuses", "title"), [
     ({"root_fault": "/srv: Read-only file system"}, True, "the host's root can't be used"),
-    ({"disk_free_bytes": 10**8}, True, "the disk is too small for this plan"),
     ({"cleaner": "/usr/lib/tmpfiles.d/tmp.conf: D /tmp 1777 root root 30d"}, False, "old files are removed where the root lies"),
     ({"clock_synchronised": False}, False, "the clock is not synchronised"),
     ({"traps": LEFT_ALONE}, True, "a cut link would break the trainers"),

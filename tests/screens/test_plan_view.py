@@ -1,29 +1,22 @@
-"""What `fleetd check` shows of a plan, and what it finds on this machine before anything is launched."""
+"""What `fleetd check` shows of a plan, and of what its hosts showed."""
 
 from __future__ import annotations
 
-import os
-import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
-import psutil
 import pytest
 
-from fleetd.model import CapPart
 from fleetd.plan import LoadedPlan, load_plan
 from fleetd.screens import layout
-from fleetd.screens.plan_view import cap_faults, check_document, local_caps, local_preflight, render_check
-from fleetd.screens.preflight import weight_count
-from policies.facts import GIB, CapGrade
+from fleetd.screens.host_checks import faults_of, look_at_hosts
+from fleetd.screens.plan_view import check_document, render_check
+from policies.facts import GIB
 
 ROOT = Path(__file__).resolve().parents[2]
 MANPAGES = ROOT / "examples" / "manpages" / "plan.yaml"
 NOW = datetime(2026, 11, 30, 9, 0, tzinfo=timezone.utc)
-NOBODY = 65534
 
 
 def shown(loaded: LoadedPlan, width: int = 120) -> str:
@@ -53,19 +46,56 @@ def test_each_value_stands_beside_the_line_it_came_from_and_what_differs_comes_b
     assert any(text.split() == ["training.log_every", "1", "·", "(default)"] for text in lines)
 
 
-def test_the_check_shows_each_mechanism_of_a_cap_on_this_machine_and_refuses_a_demand_that_none_can_keep(tmp_path: Path) -> None:
-    strict = plan_of(tmp_path, candidate="command: [echo], memory_cap: {host: 64MiB, demand: enforced}", host="root: host, floor: 64MiB")
-    found = local_caps(strict)
-    assert set(found["box"]) == {"cgroup", "sampler", "allocator", "floor"} and not (tmp_path / "host").exists(), "a look creates nothing"
-    assert cap_faults(strict, found) == [] or found["box"]["cgroup"].grade is not CapGrade.ENFORCED
+SEEN: dict[str, Any] = {
+    "looks": {"box": {
+        "survey": {
+            "hostname": "spark-a", "architecture": "aarch64", "kernel": "6.14", "boot_id": "b00t" * 4, "utc_offset_seconds": -3600,
+            "clock_synchronised": True, "memory_total_bytes": 128 * GIB, "memory_available_bytes": 40 * GIB, "disk_free_bytes": 900 * GIB,
+            "accelerators": ["NVIDIA GB10"], "driver": "580.1", "accelerator_users": [{"pid": 7, "name": "vllm", "user": "bob", "bytes": 60 * GIB}],
+            "traps": {"user": "ada", "is_lingering": False}, "reboot_pending": None, "cleaner": None,
+        },
+        "caps": {"cgroup": {"grade": "absent", "means": "no cgroup is mounted"}, "sampler": {"grade": "sampled", "means": "each second"}},
+        "python": {"program": "/opt/python", "fault": None, "version": "3.12.3", "torch": "2.13.0+cu130", "packages": {"a": {}, "b": {}},
+                   "are_files_read": True},
+        "skew_seconds": -0.21, "skew_uncertainty_seconds": 0.05, "displace": [], "programs": [],
+    }},
+    "findings": [
+        {"host": "box", "refuses": False, "title": "a reboot is pending", "what": "asked for", "fix": "reboot it"},
+        {"host": "away", "refuses": True, "title": "no way there", "what": "No route to host", "fix": "ssh away"},
+        {"host": "box", "refuses": True, "title": "the clocks disagree", "what": "2 min", "fix": "timedatectl"},
+    ],
+    "silent": {"away": {"error": "HostUnreachable", "title": "no way there"}},
+}
 
-    bare = {"box": {**found["box"], "cgroup": CapPart(grade=CapGrade.ABSENT, means="no cgroup is mounted")}}
-    text = layout.painted(render_check(strict, NOW, caps=bare), colour=False)
-    assert "cgroup: A absent  no cgroup is mounted" in text and "sampler: S sampled" in text
-    assert check_document(strict, NOW, bare)["hosts"][0]["caps"]["cgroup"] == {"grade": "absent", "means": "no cgroup is mounted"}
-    (fault,) = cap_faults(strict, bare)
-    assert fault.exit_code == 3 and "no cgroup is mounted" in fault.what
-    assert cap_faults(plan_of(tmp_path), bare) == []
+
+def test_the_check_shows_everything_that_a_host_showed_of_itself_and_what_is_said_of_it(tmp_path: Path) -> None:
+    loaded = plan_of(tmp_path)
+    text = layout.painted(render_check(loaded, NOW, width=150, looked=SEEN), colour=False)
+    for words in (
+        "spark-a, aarch64, Linux 6.14 · boot b00tb00t", "clock -0.2 s (± 0.1 s) · synchronised · UTC-01:00",
+        "memory 40 GiB available of 128 GiB · disk 900 GiB free", "NVIDIA GB10, driver 580.1 · used by vllm (pid 7, bob, 60 GiB)",
+        "user ada, does not linger · no reboot pending", "cgroup: A absent  no cgroup is mounted", "sampler: S sampled",
+        "/opt/python is Python 3.12.3 · torch 2.13.0+cu130 · 2 packages, every file read",
+        "~ worth knowing: a reboot is pending: asked for  (reboot it)",
+        "! refused: the clocks disagree: 2 min  (timedatectl)",
+    ):
+        assert words in text, words
+    assert check_document(loaded, NOW, SEEN)["looked"]["looks"]["box"]["python"]["packages"] == 2
+    assert check_document(loaded, NOW)["looked"] is None
+
+
+def test_a_refusal_is_told_as_its_own_kind_of_error_and_before_a_host_that_is_away() -> None:
+    faults = faults_of(SEEN)
+    assert [(type(each).__name__, each.title, each.exit_code) for each in faults] == [
+        ("RequestRefused", "the clocks disagree", 3), ("HostUnreachable", "no way there", 8),
+    ]
+
+
+def test_without_a_coordinator_a_child_looks_and_nothing_is_made_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLEETD_STATE", str(tmp_path / "state"))
+    looked = look_at_hosts(plan_of(tmp_path, candidate="command: [echo], memory_cap: 64MiB", host="root: a/b/host, floor: 64MiB"))
+    assert faults_of(looked) == [] and set(looked["looks"]["box"]["caps"]) == {"cgroup", "sampler", "allocator", "floor"}
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.yaml"]
 
 
 def test_the_check_says_what_an_environment_holds_and_whether_it_is_built(tmp_path: Path) -> None:
@@ -108,85 +138,3 @@ def test_the_document_holds_every_value_with_its_source() -> None:
     key = "candidates.slow.memory_cap.host"
     assert document["values"][key] == {"value": 1536 * 1024**2, "source": str(loaded.sources[key])}
     assert [role["split"] for role in document["data"]] == ["train", "validation", "test"]
-
-
-def test_a_good_plan_passes_the_look_at_this_machine_and_nothing_is_created(tmp_path: Path) -> None:
-    assert local_preflight(plan_of(tmp_path, candidate="command: [echo], memory_cap: 64MiB", host="root: a/b/host, floor: 64MiB")) == []
-    assert not (tmp_path / "a").exists()
-
-
-def test_a_root_below_a_file_can_not_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    (fault,) = local_preflight(plan_of(tmp_path, host="root: file/host, floor: 64MiB", candidate="command: [echo], memory_cap: 64MiB"))
-    assert fault.title == "the host's root can't be made" and str(tmp_path / "file") in fault.what
-
-
-@contextmanager
-def as_an_ordinary_user() -> Iterator[None]:
-    """Root meets no permissions: for the block this process is nobody, with root kept as the saved user to come back to."""
-    if os.getuid() != 0:
-        yield
-        return
-    os.setresuid(NOBODY, NOBODY, 0)
-    try:
-        yield
-    finally:
-        os.setresuid(0, 0, 0)
-
-
-def test_a_root_that_is_not_writable_is_named() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        place.chmod(0o755)
-        (place / "locked").mkdir(mode=0o555)
-        loaded = plan_of(place, host="root: locked/host, floor: 64MiB", candidate="command: [echo], memory_cap: 64MiB")
-        with as_an_ordinary_user():
-            faults = local_preflight(loaded)
-    (fault,) = [fault for fault in faults if "root" in fault.title]
-    assert "not writable" in fault.what
-
-
-def test_more_capacity_than_the_machine_has_is_refused(tmp_path: Path) -> None:
-    total_gib = psutil.virtual_memory().total // GIB
-    faults = local_preflight(plan_of(tmp_path, host=f"root: host, capacity: {total_gib + 10}GiB", candidate="command: [echo], memory_cap: 64MiB"))
-    assert any(f"capacity is {total_gib + 10} GiB" in fault.what for fault in faults)
-
-
-def test_a_cap_beyond_the_machine_is_refused_with_the_arithmetic(tmp_path: Path) -> None:
-    total_gib = psutil.virtual_memory().total // GIB
-    (fault,) = local_preflight(plan_of(tmp_path, candidate=f"command: [echo], host: box, memory_cap: {total_gib + 5}GiB"))
-    assert fault.title == "one can never start here"
-    assert f"asks {total_gib + 5}.0 GiB" in fault.what and "floor" in fault.what
-
-
-@pytest.mark.parametrize(("program", "expected"), [
-    ("/nowhere/python", "No such file"),
-    ("/bin/false", "exit 1"),
-])
-def test_a_python_that_does_not_run_is_named(tmp_path: Path, program: str, expected: str) -> None:
-    host = f"root: host, floor: 64MiB, agent_python: {program}"
-    (fault,) = local_preflight(plan_of(tmp_path, host=host, candidate="command: [echo], memory_cap: 64MiB"))
-    assert fault.title == "agent_python can't be used" and program in fault.what and expected in fault.what
-    assert sys.executable in fault.fix
-
-
-def test_a_program_or_directory_that_is_missing_is_found_before_the_launch(tmp_path: Path) -> None:
-    small, host = "memory_cap: 64MiB", "root: host, floor: 64MiB"
-    (fault,) = local_preflight(plan_of(tmp_path, host=host, candidate=f"command: [no-such-program], {small}"))
-    assert "'no-such-program' is not found" in fault.what
-    (tmp_path / "train.sh").write_text("#!/bin/sh\n")
-    (fault,) = local_preflight(plan_of(tmp_path, host=host, candidate=f"command: [{tmp_path}/train.sh], {small}"))
-    assert f"{tmp_path}/train.sh is not executable" in fault.what and f"chmod +x {tmp_path}/train.sh" in fault.fix
-    (fault,) = local_preflight(plan_of(tmp_path, host=host, candidate=f"command: [echo], working_directory: nowhere, {small}"))
-    assert str(tmp_path / "nowhere") in fault.what
-
-
-def test_the_size_of_a_model_is_estimated_from_its_config() -> None:
-    """124 M weights of GPT-2 small, 1.24 B of Llama 3.2 1B (both as published)."""
-    gpt2 = {"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_positions": 1024}
-    assert weight_count(gpt2) == pytest.approx(124e6, rel=0.01)
-    llama = {
-        "model_type": "llama", "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": True,
-    }
-    assert weight_count(llama) == pytest.approx(1.236e9, rel=0.01)

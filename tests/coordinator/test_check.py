@@ -1,0 +1,107 @@
+"""`fleetd check` looks at real hosts as a launch would: and leaves nothing behind; over SSH: tests/live/test_check_ssh.py."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from virtual_fleet import candidate, plan
+
+from fleetd.campaign import EnvironmentPlan, HostPlan, Plan
+from fleetd.coordinator.check import check_hosts
+from fleetd.coordinator.needs import trainer_modules, weight_count
+from fleetd.coordinator.preflight import Preflight
+from fleetd.coordinator.releases import Releases
+from fleetd.paths import StatePaths
+from fleetd.wire import decode, dumps
+from policies.facts import GIB, MIB
+from policies.surveys import Finding
+from policies.workloads import Restart, Workload
+
+
+@pytest.fixture(scope="module")
+def releases(tmp_path_factory: pytest.TempPathFactory) -> Releases:
+    return Releases(StatePaths(tmp_path_factory.mktemp("state")))
+
+
+def local(folder: Path, **changes: object) -> HostPlan:
+    return replace(HostPlan(name="box", root=str(folder / "a" / "root"), floor_bytes=64 * MIB), **changes)  # type: ignore[arg-type]
+
+
+def asked(*hosts: HostPlan, command: tuple[str, ...] = ("echo",), **changes: object) -> Plan:
+    one = replace(candidate("one", task=None, command=command, host="any", memory_host_bytes=64 * MIB, memory_accelerator_bytes=0), **changes)
+    return replace(plan(one, hosts=hosts, data=(), parity="off"), after_freeze=replace(plan().after_freeze, evaluate=()))
+
+
+def looked(releases: Releases, what: Plan) -> Preflight:
+    return check_hosts(what, own_python=sys.executable, releases=releases)
+
+
+def refused(releases: Releases, what: Plan) -> Finding:
+    (found,) = looked(releases, what).refusals
+    return found
+
+
+def test_a_good_plan_passes_the_look_at_this_machine_and_nothing_is_created(releases: Releases, tmp_path: Path) -> None:
+    seen = looked(releases, asked(local(tmp_path)))
+    assert seen.refusals == () and seen.silent == {} and list(tmp_path.iterdir()) == []
+    assert set(seen.looks["box"].caps) == {"cgroup", "sampler", "allocator", "floor"}
+    assert decode(Preflight, json.loads(dumps(seen))) == seen
+
+
+@pytest.mark.parametrize(("host", "change", "title", "what"), [
+    ({"capacity_bytes": 1 << 60}, {}, "the plan hands out more memory than there is", "but the machine has"),
+    ({}, {"memory_host_bytes": psutil.virtual_memory().total + GIB}, "one can never start here", "floor"),
+    ({"agent_python": "/nowhere/python"}, {}, "agent_python can't be used", "No such file"),
+    ({"agent_python": "/bin/false"}, {}, "the host can't be surveyed", "/bin/false: exit status 1"),
+    ({}, {"command": ("no-such-program",)}, "the command of one can't be run", "'no-such-program' is not found"),
+    ({}, {"working_directory": "/no/such/place"}, "the command of one can't be run", "/no/such/place is no directory"),
+])
+def test_what_would_keep_a_host_from_it_is_named(
+    releases: Releases, tmp_path: Path, host: dict[str, object], change: dict[str, object], title: str, what: str,
+) -> None:
+    found = refused(releases, asked(local(tmp_path, **host), **change))  # type: ignore[arg-type]
+    assert found.title == title and what in found.what
+
+
+def test_a_file_in_the_way_and_a_program_that_is_not_executable_are_named(releases: Releases, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert refused(releases, asked(local(tmp_path, root=str(tmp_path / "file" / "root")))).what == f"{tmp_path}/file is a file"
+    (tmp_path / "train.sh").write_text("#!/bin/sh\n")
+    found = refused(releases, asked(local(tmp_path), command=(f"{tmp_path}/train.sh",)))
+    assert found.what == f"{tmp_path}/train.sh is not executable" and f"chmod +x {tmp_path}/train.sh" in found.fix
+
+
+def test_of_an_environment_the_python_that_it_is_built_from_is_looked_at_and_no_wheel_is_fetched(releases: Releases, tmp_path: Path) -> None:
+    lock = EnvironmentPlan(lock=str(tmp_path / "no.lock"), lock_sha256="ab" * 32, python="/bin/false")
+    found = refused(releases, asked(local(tmp_path, environment=lock), command=("python3", "train.py")))
+    assert found.title == "environment.python can't be used" and "/bin/false" in found.what
+    seen = looked(releases, asked(local(tmp_path, environment=replace(lock, python=sys.executable)), command=("python3", "train.py")))
+    source = seen.looks["box"].source
+    assert seen.refusals == () and source is not None and source.program == sys.executable and seen.looks["box"].programs == ()
+
+
+def test_work_that_would_make_room_is_shown_and_left_alone(releases: Releases, tmp_path: Path) -> None:
+    wrong = Workload(name="llm", pattern="no such work anywhere", uid=0, restart=Restart(command=("true",)))
+    assert refused(releases, asked(local(tmp_path, displace=(wrong,)))).title == "llm does not run"
+
+
+def test_the_size_of_a_model_is_estimated_from_its_config() -> None:
+    """124 M weights of GPT-2 small, 1.24 B of Llama 3.2 1B (both as published)."""
+    gpt2 = {"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_positions": 1024}
+    assert weight_count(gpt2) == pytest.approx(124e6, rel=0.01)
+    llama = {
+        "model_type": "llama", "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": True,
+    }
+    assert weight_count(llama) == pytest.approx(1.236e9, rel=0.01)
+
+
+def test_a_sentencepiece_tokenizer_asks_for_the_module_that_reads_it() -> None:
+    shards = plan()
+    pieces = replace(shards, data=(replace(shards.data[0], include=("shards_index.json", "tokenizer.model")), *shards.data[1:]))
+    assert "sentencepiece" in trainer_modules(pieces) and "sentencepiece" not in trainer_modules(shards)
