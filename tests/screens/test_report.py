@@ -230,7 +230,7 @@ def test_text_from_elsewhere_is_shown_and_never_becomes_markup(tmp_path: Path) -
     paths, document = whole_campaign(tmp_path)
     evil = "<script>alert('x')</script>&\"'"
     document["campaigns"][0]["detail"] = evil
-    document["runs"][3] |= {"candidate": evil, "detail": evil, "selectable": evil}
+    document["runs"][3] |= {"candidate": evil, "detail": evil, "selectable": evil, "exactness": {"verdict": "inexact", "because": evil}}
     document["runs"][0]["attempts_ended"][0]["reason"] = evil
     document["hosts"][0]["facts"]["kernel"] = evil
     selection = json.loads(paths.selection.read_text())
@@ -238,7 +238,7 @@ def test_text_from_elsewhere_is_shown_and_never_becomes_markup(tmp_path: Path) -
     paths.selection.write_text(json.dumps(selection))
     page, _ = reported(paths, document)
     assert not [tag for tag, _ in page.tags if tag == "script"]
-    assert page.text.count(evil) >= 5
+    assert page.text.count(evil) >= 6 and f"exactness: inexact: {evil}" in page.text
     assert page.open == []
 
 

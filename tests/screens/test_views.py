@@ -214,3 +214,12 @@ def test_what_a_host_is_being_brought_stands_below_it_with_its_pace_and_its_road
     assert said(bytes_per_second=None, seconds_left=None).startswith("datasets abababababab: 3.00/4.00 GiB · by ssh")
     assert said(phase="looking", road="", because="", bytes_read=2**30) == "datasets abababababab: looking what is there, 1.00 GiB read"
     assert said(phase="settling").startswith("datasets abababababab: 3.00/4.00 GiB · the last bytes go to its disk · by ssh")
+
+
+def test_the_proof_of_a_run_is_told_with_its_reason_and_nothing_is_said_of_one_that_was_not_made() -> None:
+    document = canned.training()
+    run = document["runs"][0]
+    assert "exactness" not in text_of(view_run.run_details(document, run, width=80))
+    run["exactness"] = {"step": 400, "verdict": "inexact", "required": True, "because": "steps 381 to 400 taken again: weights differs"}
+    assert "exactness" in (shown := text_of(view_run.run_details(document, run, width=100)))
+    assert "inexact: steps 381 to 400 taken again: weights differs" in shown
