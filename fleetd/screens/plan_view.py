@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fleetd.campaign import AfterFreeze, CandidatePlan, DataRole, HostPlan
+from fleetd.campaign import AfterFreeze, CandidatePlan, DataFrom, DataRole, HostPlan
 from fleetd.environments import MARK
 from fleetd.paths import HostPaths
 from fleetd.plan import LoadedPlan
@@ -104,7 +104,13 @@ def _host(loaded: LoadedPlan, host: HostPlan) -> list[tuple[str, list[Line]]]:
         (host.name, [line(_reach(host)), line(f"root {host.root}"), _origin(loaded, f"{prefix}.root"), *pythons]),
         *([("", _environment(loaded, host))] if host.environment is not None else []),
         ("", [line(_memory(loaded, host)), _origin(loaded, f"{prefix}.capacity")]),
+        *([("", [line(_neighbour(host.data_from)), _origin(loaded, f"{prefix}.data_from.host")])] if host.data_from is not None else []),
     ]
+
+
+def _neighbour(data_from: DataFrom) -> str:
+    """`data from spark-a over 192.168.100.10`: what comes from there needs no way through the coordinator."""
+    return f"data from {data_from.host}" + (f" over {data_from.address}" if data_from.address else "")
 
 
 def _environment(loaded: LoadedPlan, host: HostPlan) -> list[Line]:

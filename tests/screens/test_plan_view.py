@@ -116,6 +116,12 @@ def test_the_check_says_what_an_environment_holds_and_whether_it_is_built(tmp_pa
     assert [fault.title for fault in local_preflight(loaded) if "python" in fault.title or "program" in fault.title] == []
 
 
+def test_the_check_says_from_whom_a_host_takes_its_data(tmp_path: Path) -> None:
+    sparks = "transport: ssh, root: /srv/a, capacity: 32GiB}\n  other: {transport: ssh, root: /srv/b, capacity: 32GiB, data_from: "
+    text = shown(plan_of(tmp_path, host=sparks + "{host: box, address: 10.0.0.1}"))
+    assert "data from box over 10.0.0.1 · (line 5)" in text and text.count("data from") == 1
+
+
 def test_the_check_fits_a_narrow_terminal() -> None:
     loaded = load_plan(MANPAGES, now=NOW)
     longest_word = max(len(word) for word in shown(loaded).split())
