@@ -57,6 +57,7 @@ class VirtualInbox(Inbox):
         self._office.requests_made += 1
         number = self._office.requests_made
         self.awaited.add(number)
+        self._office.laws.requested[number] = kind
         self._asked.append((number, kind, body))
         self._office.news()
         return number
@@ -263,6 +264,7 @@ class Office:
         self.spool.last = self.spool.state[SALVAGED] = last
         self.losses += 1
         self.laws.durable = None
+        self.laws.stopped.clear()
 
     def plan_of(self, machine: Machine) -> HostPlan:
         return HostPlan(name=machine.name, root=f"/virtual/{machine.name}", capacity_bytes=machine.memory_bytes, floor_bytes=GIB // 2)

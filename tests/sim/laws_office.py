@@ -21,6 +21,8 @@ from tests.sim.world import true_seconds
 
 SETTLING_SECONDS = 400.0
 FOUND_SECONDS = 60.0
+LOST_SUPERVISOR_SECONDS = 90.0
+"""A supervisor that was killed again and again is started ever later: SWEEP_WAIT_SECONDS_MAX and some."""
 BREAK_SECONDS = 20.0
 """Between two answers to a poll. Longer, and the coordinator was not told what may have happened meanwhile."""
 AGE_SECONDS = 5.0
@@ -38,6 +40,10 @@ class FleetLaws(Laws):
         """By run, the number of the event that placed it."""
         self.durable: Fleet | None = None
         self.unanswered: set[int] = set()
+        self.requested: dict[int, str] = {}
+        """By number, what kind of request it is."""
+        self.stopped: dict[str, float] = {}
+        """By run, since when a granted stop holds that nothing hindered, in a history that has it."""
         self.pilots_passed_at: dict[str, float] = {}
         self.in_touch: dict[str, tuple[float, float]] = {}
         """By host, since when and until when this life of the coordinator has got its answers to polls, without a break."""
@@ -161,6 +167,8 @@ class FleetLaws(Laws):
         self.counts["crashes"] += 1
         self.in_touch.clear()
         self.durable = fleet if journal.is_durable else None
+        if not journal.is_durable:
+            self.stopped.clear()
 
     def restarted(self, fleet: Fleet) -> None:
         self.unanswered.clear()
@@ -176,6 +184,11 @@ class FleetLaws(Laws):
         self.unanswered.discard(reply.number)
         self.counts["replies"] += 1
         self.counts["refusals"] += 1 if reply.error else 0
+        kind = self.requested.pop(reply.number, "")
+        for run_id in reply.body.get("runs", ()) if kind in ("stop", "resume") else ():
+            self.stopped.pop(run_id, None)
+            if kind == "stop":
+                self.stopped[run_id] = self.world.seconds
 
     def whole_history(self) -> None:
         """At the end: replay gives the fleet that lives, and every notice of every host is in it once, in order."""
@@ -194,6 +207,23 @@ class FleetLaws(Laws):
             if entry["kind"] == "noticed" and encode(self.truths[run_id].run.told[body["notice"]]["body"]) != body["body"]:
                 self.broken("12", f"notice {body['notice']} of {run_id} is not what its host told")
 
+    def whole_knowledge(self) -> None:
+        """At the end: of a run at rest whose every notice was heard, history knows every exit, validation and checkpoint that its files tell of."""
+        for run in self.office.loop.fleet.runs.values():
+            truth = self.truths.get(run.run_id)
+            if truth is None or run.host != truth.run.machine.name or run.left_behind or run.state not in SETTLED:
+                continue
+            files = truth.run
+            if files.is_locked() or files.spool.is_damaged or run.notices_seen < files.spool.last:
+                continue
+            known = {("exit", ended["attempt"]) for ended in run.exits} | {("validation", each.step) for each in run.validated}
+            known |= {("checkpoint", each.step) for each in run.saved} | ({("pilot", run.pilot["step"])} if run.pilot is not None else set())
+            told = {("exit", number) for number, attempt in files.attempts.items() if attempt.exit is not None}
+            told |= {(each["event"], each["step"]) for each in files.log if each.get("event") in ("validation", "pilot") and each["phase"] == "end"}
+            told |= {("checkpoint", step) for step in files.checkpoints}
+            if told - known:
+                self.broken("12", f"history has heard all of {run.run_id}, and does not know {sorted(told - known)}")
+
     def _notices_lost(self, after: Fleet, event: Event) -> None:
         """What is given up is gone where it was told, and for a reason: damage there, or a history that had it once and lost it here."""
         run, first, last = self.truths[event.run_id or ""].run, event.body["from"], event.body["to"]
@@ -211,6 +241,8 @@ class FleetLaws(Laws):
         self.counts["documents"] += 1
         observations = self.office.loop.published.sight.observations
         fleet: Fleet = self.office.loop.published.fleet
+        for run_id in self.stopped:
+            self._obeys_its_stop(run_id)
         for name in fleet.campaigns:
             self._is_told_of_its_pilots(name, fleet)
         for lost in [run for run in fleet.runs.values() if run.state is RunState.LOST]:
@@ -238,6 +270,21 @@ class FleetLaws(Laws):
         """Since when the coordinator has heard of this host without a break; the future, if it does not now."""
         since, until = self.in_touch.get(host or "", (math.inf, -math.inf))
         return since if self.world.seconds - until < BREAK_SECONDS else math.inf
+
+    def _obeys_its_stop(self, run_id: str) -> None:
+        """What was granted to be stopped has ended once its host was heard for long enough, and does not come to life again unasked."""
+        truth = self.truths.get(run_id)
+        living = truth.run.living_tree() if truth is not None else []
+        if truth is None or not living:
+            return
+        machine, now = truth.run.machine, self.world.seconds
+        hung = any(process.hung_until > now for process in machine.processes.values() if process.run_id == run_id)
+        stuck = any(process.unkillable_until > now for process in living)
+        if hung or stuck or machine.is_disk_full or machine.is_hiding or not machine.is_up:
+            self.stopped[run_id] = now
+        since = max(self.stopped[run_id], self._in_touch_since(machine.name))
+        if now - since > FOUND_SECONDS + 1.25 * truth.run.spec.stop.grace_ceiling_seconds + LOST_SUPERVISOR_SECONDS:
+            self.broken("liveness", f"{living[0]!r} lives, and {now - since:.0f} s ago its stop was granted")
 
     def _is_out_of_sight(self, run: Run) -> None:
         """A run is lost as long as its host is silent, and no longer than its supervisor needs to say a word once it is not."""

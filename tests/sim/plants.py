@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 from fleetd import kept_clock
-from fleetd.coordinator import board, decide, decide_campaigns, decide_hosts, decide_runs, document, host_keys, targets
+from fleetd.coordinator import board, decide, decide_campaigns, decide_hosts, decide_requests, decide_runs, document, host_keys, targets
 from fleetd.coordinator.pen import Pen
 from fleetd.host import causes, ownership, supervisor
 from fleetd.host import decide as host_decide
@@ -21,7 +21,7 @@ from fleetd.host.history import RecordExit
 from policies.deadlines import EffectiveTime
 from policies.facts import CampaignStage, Reason, RunState, StopMode
 from policies.freeze import Permitted
-from tests.sim import agent, eyes, jobs
+from tests.sim import agent, eyes, jobs, rundir
 from tests.sim.machine import Process
 from tests.sim.rundir import VirtualJournal, VirtualRun
 from tests.sim.story import tell
@@ -192,6 +192,19 @@ def change_without_an_event(patch: Patch) -> None:
     patch(decide, "judge_silence", secretly)
 
 
+def forget_what_files_tell(patch: Patch) -> None:
+    patch(decide_hosts, "_RETOLD", frozenset[str]())
+
+
+def count_on_over_a_loss(patch: Patch) -> None:
+    """A salvaged spool goes on counting behind what it kept, as if nothing had been told after that."""
+    patch(rundir, "number_after_loss", lambda acknowledged, losses: acknowledged)
+
+
+def grant_a_stop_and_send_none(patch: Patch) -> None:
+    patch(decide_requests, "_want", lambda *ignored: None)
+
+
 def never_over(patch: Patch) -> None:
     """An exit that nobody recorded is waited for, for ever."""
     patch(supervisor, "decide", lambda sight, history: tuple(
@@ -300,10 +313,13 @@ PLANTS = (
     Plant("12", start_before_the_record, ("full_office",)),
     Plant("12", no_reason),
     Plant("12", change_without_an_event, ("cut", "crash")),
+    Plant("12", forget_what_files_tell, ("damage_journal", "forget_in_silence")),
+    Plant("12", count_on_over_a_loss, ("damage_journal", "forget_in_silence")),
     Plant("fence", start_what_goes_on_elsewhere, ("hold_a_start",)),
     Plant("fence", unfence_at_the_first_word, ("cut",)),
     Plant("owner", obey_an_older_life, ("hold_a_start", "crash")),
     Plant("owner", obey_two_masters, ("rival",)),
+    Plant("liveness", grant_a_stop_and_send_none, ("kill_supervisor",)),
     Plant("liveness", never_over, ("kill_shim", "kill_both")),
 )
 

@@ -148,6 +148,7 @@ class Story:
         self.laws.check_document(self.office.show())
         self.laws.settled()
         self.laws.whole_history()
+        self.laws.whole_knowledge()
 
 
 def tell(seed: int, coverage: Coverage | None = None, *, echo: bool = False, about: tuple[str, ...] = (), edition: int = EDITION) -> Told:
