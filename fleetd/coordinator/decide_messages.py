@@ -1,6 +1,6 @@
 """Which of this tick's events somebody wants to be told of, through the plan's notify command.
 
-    needs_you   a run is held, stuck or failed
+    needs_you   a run is held, stuck or failed; displaced work does not go, or does not come back
     finished    the campaign's last word is written
     failed      the campaign failed
 """
@@ -37,6 +37,8 @@ def write_messages(pen: Pen) -> None:
 
 def _word(event: Event) -> str | None:
     if event.kind == "run_moved" and RunState(event.body["to"]) in NEEDS_YOU:
+        return "needs_you"
+    if event.kind == "displacement_moved" and event.body["to"] in ("held", "failed"):
         return "needs_you"
     if event.kind == "report_written":
         return "finished"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from virtual_fleet import ROOT, VirtualCoordinator, VirtualHost, candidate, plan
 
-from fleetd.campaign import HostPlan
+from fleetd.campaign import HostPlan, Notify
 from fleetd.coordinator.document import Daemon, build
 from fleetd.coordinator.run_book import run_book, run_book_text
 from fleetd.coordinator.sight import Job, JobDone, Order, OrderDone
@@ -202,6 +202,30 @@ def test_a_host_that_is_silent_gets_it_back_once_it_answers(office: Office, host
     for _ in range(70):
         office.round()
     assert office.states() == {"llm": "restored", "book": "restored"}
+
+
+def test_what_was_never_shown_is_never_touched_and_nothing_starts_beside_it(office: Office, host: BusyHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = office._done
+
+    def looked_at_nobody(job: Job) -> JobDone:
+        found = done(job)
+        found.result.update(displaced=[], looked_at=[])
+        return found
+
+    monkeypatch.setattr(office, "_done", looked_at_nobody)
+    for _ in range(12):
+        office.round()
+    assert "which was silent when preflight looked" in office.run("low").detail and not host.specs and host.asked == []
+
+
+def test_who_asked_to_be_told_is_told_of_work_that_does_not_go(host: BusyHost) -> None:
+    office = Office(host)
+    host.stays.add("llm")
+    office.launch(plan(candidate("low"), hosts=(HOST,), notify=(Notify(command=("tell",), on=("needs_you",)),)))
+    for _ in range(12):
+        office.round()
+    (told,) = office.events("notified")
+    assert told.body["kind"] == "needs_you" and "llm held" in told.because
 
 
 def test_the_run_book_holds_whole_commands_in_the_order_in_which_they_are_typed(office: Office) -> None:

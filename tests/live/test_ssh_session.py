@@ -27,7 +27,7 @@ from fleetd.coordinator.trees import read_entry
 from fleetd.model import Owner
 from fleetd.paths import StatePaths
 from fleetd.wire import PROTOCOL
-from policies.errors import ExplainedError, HostKeyRefused, HostUnreachable, LoginRefused, NoRoom, NotFound, RequestRefused
+from policies.errors import DataDamaged, ExplainedError, HostKeyRefused, HostUnreachable, LoginRefused, NoRoom, NotFound, RequestRefused
 from policies.manifest import directory_digest
 
 pytestmark = pytest.mark.live
@@ -116,6 +116,26 @@ def test_a_release_with_a_changed_byte_is_found_before_it_runs(make_host: Callab
         hello(host, releases)
 
     assert "agent.py" in caught.value.what and "rm -r" in caught.value.fix
+
+
+def test_a_model_that_was_cut_short_on_its_host_or_is_a_pointer_there_is_named_and_not_written_over(
+    spark: Sshd, releases: Releases, tmp_path: Path,
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors").write_bytes(os.urandom(3000))
+    entries = (read_entry(tmp_path / "model", "model.safetensors"),)
+    digest = directory_digest(entries)
+    with session_with(spark, releases) as session:
+        session.call("hello", HELLO, 20.0)
+        assert session.courier.put_tree(TreeKind.MODELS, digest, tmp_path / "model", entries)
+        there = spark.root / "models" / digest / "model.safetensors"
+        pointer, cut = b"version https://git-lfs.github.com/spec/v1\n", there.read_bytes()[:2000]
+        for damage, words in ((cut, "is cut short: 2000 of 3000 bytes"), (pointer, "Git LFS")):
+            there.write_bytes(damage)
+            with pytest.raises(DataDamaged, match="what lies staged on host spark-a is damaged") as caught:
+                session.courier.put_tree(TreeKind.MODELS, digest, tmp_path / "model", entries)
+            assert words in caught.value.what and "model.safetensors" in caught.value.what and f"rm -r {there.parent}" in caught.value.fix
+            assert there.read_bytes() == damage
 
 
 @pytest.mark.parametrize(("lines", "title"), [
