@@ -26,6 +26,8 @@ ATTENTION = {"cpu": (SDPBackend.FLASH_ATTENTION, SDPBackend.MATH), "cuda": (SDPB
 """By device, the first that can do it. On the CPU the fused kernel gives each head of each row to one thread, so forward and backward
 add in one order; it has no dropout and then leaves the work to the other. On an accelerator only the plain one is always deterministic."""
 OPTIMIZER = "adamw, fused"
+POLICIES = ("errors", "facts", "manifest", "selection", "token_nll")
+"""What the trainer imports of the shared policies; the others change nothing that it computes."""
 LOSS = {"fp32": f"cross entropy, gradient made in chunks of {CHUNK_ROWS} rows", "bf16": "cross entropy of all logits"}
 
 
@@ -81,9 +83,9 @@ def fingerprint(device: torch.device, *, threads: int, precision: str) -> dict[s
 
 
 def code_digest() -> str:
-    """SHA-256 over the trainer's own files and the shared policies, by name and content: a resume under other code is told."""
+    """SHA-256 over the trainer's own files and the policies that it imports, by name and content: a resume under other code is told."""
     digest, root = hashlib.sha256(), Path(__file__).resolve().parent.parent
-    for path in sorted(path for folder in ("policies", "trainer") for path in (root / folder).rglob("*.py")):
+    for path in sorted([*(root / "trainer").rglob("*.py"), *(root / "policies" / f"{name}.py" for name in POLICIES)]):
         data = path.read_bytes()
         digest.update(f"{path.relative_to(root).as_posix()} {len(data)}\n".encode() + data)
     return digest.hexdigest()

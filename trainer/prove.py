@@ -88,6 +88,8 @@ class Proof:
 
     def summary(self) -> str:
         """The outcome in one line."""
+        if self.end == self.start.step:
+            return f"asked to stop before step {self.end + 1} was taken again"
         span = f"steps {self.start.step + 1} to {self.end} taken again" + (", then asked to stop" if self.stopped_at is not None else "")
         if (cause := self.cause) is not None:
             return f"{span}: {cause.name} differs from step {cause.from_step} on: {cause.because}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from trainer import loop
 from trainer.__main__ import main
 from trainer.files import dumps, folder_entries
 from trainer.findings import PARTS
-from trainer.fingerprint import code_digest
+from trainer.fingerprint import POLICIES, code_digest
 from trainer.models.build import trained_weights
 from trainer.prove import Proof, prove
 from trainer.state import TrainingState
@@ -211,3 +212,14 @@ def test_the_command_says_it_as_text_as_json_as_evidence_and_as_exit_status(tmp_
     training.train()
     status, output = finish(start(lossy, "prove", str(lossy), "--from", "step-000000005"))
     assert status == TrainerExit.GATE_FAILED and "inexact: look at sampler first, from step 6 (seen at step 8" in output, output
+
+
+def test_the_code_that_is_told_is_what_the_trainer_imports_and_no_more() -> None:
+    root = Path(__file__).parent.parent.parent
+    seen: set[str] = set()
+    waiting = [*(root / "trainer").rglob("*.py")]
+    while waiting:
+        found = set(re.findall(r"^ *from policies\.(\w+) import", waiting.pop().read_text(), re.MULTILINE)) - seen
+        seen |= found
+        waiting += [root / f"policies/{name}.py" for name in found]
+    assert sorted(seen) == sorted(POLICIES)
