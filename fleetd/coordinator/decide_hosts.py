@@ -253,7 +253,7 @@ def find_unstarted(pen: Pen) -> None:
     """A lost run of which its host, which answers again, has never said anything: its start order may not have arrived."""
     for poll in pen.sight.polls:
         reported = {report.run_id for report in poll.reports}
-        for run in [run for run in pen.fleet.runs.values() if run.host == poll.host and run.state is RunState.LOST]:
+        for run in [run for run in pen.runs_on(poll.host) if run.state is RunState.LOST]:
             never_told = run.notices_seen == 0 and f"start:{run.run_id}" not in pen.sight.acknowledged
             if never_told and run.run_id not in reported:
                 pen.move_run(run.run_id, RunState.STARTING, f"{run.host} answers again; the start order is sent again", actor=f"host:{run.host}")

@@ -56,6 +56,10 @@ def committed(fleet: Fleet, sight: Sight, host: str, runs: Iterable[Run] | None 
     return (*known, *((f"{each.run_id}, unknown here", memory_bytes(each, has_accelerator=has_accelerator)) for each in unknown))
 
 
+def _committed(pen: Pen, host: str) -> tuple[tuple[str, int], ...]:
+    return committed(pen.fleet, pen.sight, host, pen.runs_on(host))
+
+
 def _place(pen: Pen, run: Run) -> None:
     campaign = pen.campaign(run.campaign_id)
     waits: list[str] = []
@@ -114,7 +118,7 @@ def _held_up(pen: Pen, campaign: Campaign, run: Run, host: HostPlan) -> str | No
         return f"host {host.name}: {lacking}"
     if sight.reports is None:
         return f"host {host.name}: it has not told yet which runs it has"
-    stuck = [other.candidate for other in pen.fleet.runs.values() if other.host == host.name and other.state is RunState.STUCK and not other.cleared]
+    stuck = [other.candidate for other in pen.runs_on(host.name) if other.state is RunState.STUCK and not other.cleared]
     if stuck:
         return f"host {host.name}: {stuck[0]} is stuck there (fleetd clear {host.name}, once you have looked)"
     if f"{host.name}:campaign" not in campaign.staged:
@@ -158,13 +162,13 @@ def lacks_enforcement(facts: HostFacts, demand: CapGrade) -> str | None:
 def _admission(pen: Pen, campaign: Campaign, run: Run, host: HostPlan) -> Admission:
     return admit(
         capacity_bytes=_capacity_bytes(pen, host), floor_bytes=host.floor_bytes, available_bytes=pen.sight.hosts[host.name].memory_available_bytes,
-        committed=committed(pen.fleet, pen.sight, host.name),
+        committed=_committed(pen, host.name),
         asked_bytes=asked_bytes(campaign, run, has_accelerator=_has_accelerator(pen.sight, host.name)),
     )
 
 
 def _free_bytes(pen: Pen, host: HostPlan) -> int:
-    return _capacity_bytes(pen, host) - host.floor_bytes - sum(amount for _, amount in committed(pen.fleet, pen.sight, host.name))
+    return _capacity_bytes(pen, host) - host.floor_bytes - sum(amount for _, amount in _committed(pen, host.name))
 
 
 def _capacity_bytes(pen: Pen, host: HostPlan) -> int:

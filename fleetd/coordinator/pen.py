@@ -10,6 +10,7 @@ from typing import Any
 
 from fleetd.campaign import HostPlan
 from fleetd.coordinator.sight import Decision, Job, Message, Order, Reply, Request, Sight, Trouble
+from fleetd.coordinator.targets import runs_by_host
 from fleetd.fleet import Campaign, Event, Fleet, Run, apply
 from policies.errors import ExplainedError
 from policies.facts import CampaignStage, Reason, RunState
@@ -22,6 +23,7 @@ RETRY_SECONDS_MAX = 60.0
 class Pen:
     def __init__(self, fleet: Fleet, sight: Sight, now: datetime) -> None:
         self.fleet, self.sight, self.now = fleet, sight, now
+        self._by_host: tuple[Fleet, dict[str, list[Run]]] | None = None
         self._events: list[Event] = []
         self._hosts: dict[str, HostPlan] = {}
         self._jobs: dict[str, Job] = {}
@@ -52,6 +54,12 @@ class Pen:
 
     def run(self, run_id: str) -> Run:
         return self.fleet.runs[run_id]
+
+    def runs_on(self, host: str) -> list[Run]:
+        """The runs that are placed there. Looked for once as long as nothing is written, since many rules ask about each host in turn."""
+        if self._by_host is None or self._by_host[0] is not self.fleet:
+            self._by_host = self.fleet, runs_by_host(self.fleet)
+        return self._by_host[1].get(host, [])
 
     def campaign(self, campaign_id: str) -> Campaign:
         return self.fleet.campaigns[campaign_id]
