@@ -96,6 +96,7 @@ class Launches:
         away = launched.look()
         self.host.start()
         healed = time.monotonic()
+        self._until_it_answers(healed)
         run = launched.until_running()
         back, stage = launched.look(), launched.stage_at(cut_at)
         if run is not None:
@@ -105,6 +106,16 @@ class Launches:
             "trainers_most": launched.most, "seconds_to_running": time.monotonic() - healed, "refused": launched.refused,
             "attempts_ended": len(run["attempts_ended"]) if run is not None else 0,
         }
+
+    def _until_it_answers(self, since: float) -> None:
+        """Return once the host has answered after this moment: a run that was running before the cut is told so all the time."""
+        give_up_seconds = time.monotonic() + RUNNING_SECONDS_MAX
+        while True:
+            age_seconds = self.client.status()["hosts"][0]["age_seconds"]
+            if age_seconds is not None and age_seconds < time.monotonic() - since:
+                return
+            assert time.monotonic() < give_up_seconds, f"no answer within {RUNNING_SECONDS_MAX:.0f} s\n{self.fleet.logs()}"
+            time.sleep(LOOK_SECONDS)
 
 
 class Launched:
