@@ -75,6 +75,7 @@ class Environments:
         self._wheelhouses = wheelhouses
         self._guard = threading.Lock()
         self._under_way: Counter[tuple[str, str]] = Counter()
+        self._builders: dict[str, threading.Lock] = {}
 
     def prepare(self, paths: CampaignPaths, host: HostPlan, courier: Courier, release: str) -> Prepared:
         """What the environment of a host will be, its wheels fetched. RequestRefused when the host or an index can't give it."""
@@ -109,7 +110,8 @@ class Environments:
         with self._keeping(host, wheelhouse):
             if prepared.mark is None:
                 courier.put_tree(TreeKind.WHEELHOUSES, wheelhouse.digest, wheelhouse.folder, wheelhouse.entries)
-            found = _ask(host, courier, release, {"do": "build", "order": encode(order)}, BUILD_SECONDS_MAX + ANSWER_SECONDS)
+            with self._builder(host):  # a host builds one at a time: a second order waits here, where its own time is not running yet
+                found = _ask(host, courier, release, {"do": "build", "order": encode(order)}, BUILD_SECONDS_MAX + ANSWER_SECONDS)
         if found.get("error") is not None:
             raise _at(host, from_json(found["error"]))
         answer = decode(EnvironmentAnswer, found["answer"], "answer")
@@ -118,10 +120,18 @@ class Environments:
         return answer, _compare(paths, parity, host, answer)
 
     def prune(self, host: HostPlan, courier: Courier, release: str, keep: frozenset[str]) -> None:
-        """Let the host remove environments that neither `keep` nor a run nor a process needs, and wheels that nobody is installing."""
+        """Let the host remove environments that neither `keep` nor a run nor a process needs, and wheels that nobody is installing. What it
+        refuses is logged: nothing that is to run depends on it."""
         with self._guard:
             wheels = sorted(digest for name, digest in self._under_way if name == host.name)
-        _ask(host, courier, release, {"do": "prune", "keep": sorted(keep), "wheelhouses": wheels}, LOOK_SECONDS_MAX)
+        try:
+            _ask(host, courier, release, {"do": "prune", "keep": sorted(keep), "wheelhouses": wheels}, LOOK_SECONDS_MAX)
+        except RequestRefused as error:
+            logs.failed("environments_not_pruned", host=host.name, what=error.what)
+
+    def _builder(self, host: HostPlan) -> threading.Lock:
+        with self._guard:
+            return self._builders.setdefault(host.name, threading.Lock())
 
     @contextmanager
     def _keeping(self, host: HostPlan, wheelhouse: Wheelhouse) -> Iterator[None]:

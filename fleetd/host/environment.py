@@ -55,7 +55,7 @@ PROBE_SECONDS_MAX = 30.0
 OLDEST = (3, 10)
 LOCK_LOOK_SECONDS = 0.2
 NICENESS = 10
-KEPT_VARIABLES = ("HOME", "LANG", "LC_ALL", "PATH", "TZ", "USER")
+KEPT_VARIABLES = ("LANG", "LC_ALL", "PATH", "TZ", "USER")
 SHOWN_MAX = 6
 
 
@@ -63,7 +63,7 @@ def interpreter(program: str) -> Interpreter:
     """What a Python of this host is, asked of itself."""
     try:
         done = subprocess.run(
-            [program, "-I", str(PROBE)], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PROBE_SECONDS_MAX, check=False,
+            [program, "-I", "-B", str(PROBE)], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PROBE_SECONDS_MAX, check=False,
         )
         found = decode(Interpreter, {**json.loads(done.stdout), "program": program, "fault": None}, "probe")
     except OSError as fault:
@@ -207,19 +207,23 @@ def _make(
 
 
 def _environment(order: EnvironmentOrder, scratch: Path) -> dict[str, str]:
-    """What the steps get. Where wheels were brought, nothing that a user or machine has set of pip or Python has a say."""
-    given = dict(os.environ) if order.wheels == REGISTRY else {key: os.environ[key] for key in KEPT_VARIABLES if key in os.environ}
-    given = {key: value for key, value in given.items() if not key.startswith(("PYTHON", "FLEETD_"))}
-    return given | {"TMPDIR": str(scratch)} | ({} if order.wheels == REGISTRY else {"PIP_CONFIG_FILE": os.devnull})
+    """What the steps get. Where wheels were brought, nothing that a user or machine has set of pip or Python has a say, and the home is a
+    scratch: pip asks programs such as rustc for their version, and those write there."""
+    if order.wheels == REGISTRY:
+        given = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "FLEETD_"))}
+        return given | {"TMPDIR": str(scratch)}
+    given = {key: os.environ[key] for key in KEPT_VARIABLES if key in os.environ}
+    return given | {"HOME": str(scratch), "TMPDIR": str(scratch), "PIP_CONFIG_FILE": os.devnull}
 
 
 def _install(steps: Steps, order: EnvironmentOrder, source: Interpreter, place: Path, wheelhouse: Path) -> None:
     pip = next(iter(sorted(wheelhouse.glob("pip-*.whl"))), None)
     if pip is None:
         raise OSError(f"{wheelhouse} holds no pip")
-    steps.run(source.program, "-I", "-m", "venv", "--without-pip", str(place))
+    # -B: a Python of the system that has no byte code yet is not given any by us. What pip installs it compiles all the same.
+    steps.run(source.program, "-I", "-B", "-m", "venv", "--without-pip", str(place))
     faults.before("environment made")
-    runs_pip = (str(place / "bin" / "python"), "-I", f"{pip}/pip")
+    runs_pip = (str(place / "bin" / "python"), "-I", "-B", f"{pip}/pip")
     quiet = ("--no-input", "--disable-pip-version-check", "--no-cache-dir", "--no-color")
     place_of_wheels = () if order.wheels == REGISTRY else ("--no-index", "--find-links", str(wheelhouse / WHEELS), "--require-hashes")
     steps.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -95,6 +96,7 @@ def test_an_environment_holds_the_lock_and_nothing_else_and_its_wheels_are_gone(
     assert answer.name.startswith(f"{LOCK}/cpython-") and answer.name.endswith("-cdcdcdcdcdcd")
     done = subprocess.run([host.paths.environments / answer.name / "bin" / "alpha"], capture_output=True, text=True, check=True)
     assert done.stdout == "alpha 1.0\n", "scripts begin with the whole path of their interpreter, and it holds"
+    assert list(host.place().rglob("alpha/__pycache__/*.pyc")), "pip compiles, or every import would"
     assert not host.house.exists() and list(host.paths.environments.glob(".tmp-*")) == []
 
 
@@ -134,19 +136,25 @@ def test_of_three_who_ask_at_once_one_is_killed_half_way_one_begins_again_and_th
     (purse / "coin-1").touch()
     first = host.start(FLEETD_FAULT=f"environment:environment filled:kill:{purse}")
     _until(lambda: any(path.is_dir() for path in host.paths.environments.glob("*/*")))
-    others = [host.start(), host.start()]
+    home = tmp_path / "home"
+    home.mkdir()
+    others = [host.start(HOME=str(home)), host.start(HOME=str(home))]
 
     assert first.wait(60) == -signal.SIGKILL and not (purse / "coin-1").exists()
     answers = [answer_of(process) for process in others]
     assert sorted(answer.is_new for answer in answers) == [False, True] and answers[0].mark == answers[1].mark
-    assert set(answers[0].mark.packages) == {"alpha", "beta"}
+    assert set(answers[0].mark.packages) == {"alpha", "beta"} and list(home.iterdir()) == [], "nothing is written outside the root"
     assert first.stdout is not None
     first.stdout.close()
 
 
 def test_a_build_that_dies_while_pip_is_at_work_leaves_no_process_and_no_environment(host: Host) -> None:
-    process = host.start()
+    process = host.start(FLEETD_RUN_DIR="/somebody/else", PIP_INDEX_URL="https://me:secret@host/simple", PYTHONPATH="/elsewhere")
     _until(lambda: any("pip-" in " ".join(each.info["cmdline"]) for each in host.processes()))
+    pip = next(each for each in host.processes() if "pip-" in " ".join(each.info["cmdline"]))
+    words = pip.environ()
+    assert not [name for name in words if name.startswith(("FLEETD_", "PYTHON", "PIP_")) and name != "PIP_CONFIG_FILE"], "it is nobody's trainer"
+    assert words["TMPDIR"].startswith(str(host.paths.root)) and pip.nice() >= 10
     process.kill()
     process.communicate()
 
@@ -159,6 +167,15 @@ def test_a_build_out_of_time_is_ended_with_what_it_started_and_says_where_its_lo
         build(host.paths, replace(host.order, seconds_max=0.6))
     assert caught.value.what == "it took longer than 1 s" and ".log" in caught.value.fix and "killed: out of time" in host.log()
     assert host.processes() == [] and [path.suffix for path in host.paths.environments.glob("*/*")] == [".log"]
+
+
+def test_a_build_that_finds_another_one_at_work_for_all_of_its_time_says_so_and_begins_nothing(host: Host) -> None:
+    host.paths.environments.mkdir(parents=True)
+    with open(host.paths.environments / ".lock", "w", encoding="utf-8") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(RequestRefused, match="the build has not begun in time"):
+            build(host.paths, replace(host.order, seconds_max=0.3))
+    assert not list(host.paths.environments.glob("*/*/"))
 
 
 def test_wheels_that_are_not_those_of_the_lock_install_nothing(host: Host, wheels: tuple[Path, Path]) -> None:
