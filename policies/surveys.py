@@ -135,6 +135,16 @@ class ProgramSurvey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltEnvironment:
+    """An environment of a lock that a host has, complete. `name` as in `EnvironmentSurvey`."""
+
+    name: str
+    python: str
+    packages: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One thing that preflight says of a host."""
 

@@ -27,7 +27,7 @@ from policies.errors import RequestRefused
 from policies.parity import parity_findings
 from policies.preflight import Asked, findings, program_findings, python_findings, same_machine, source_findings
 from policies.room import Wanted, room_findings
-from policies.surveys import EnvironmentSurvey, Finding, HostSurvey, ProgramSurvey, PythonSurvey
+from policies.surveys import BuiltEnvironment, EnvironmentSurvey, Finding, HostSurvey, ProgramSurvey, PythonSurvey
 from policies.workloads import WorkloadSight
 
 LOOK_SECONDS_MAX = 60.0
@@ -52,6 +52,8 @@ class HostLook:
     """What the plan has built there, or is to have."""
     source: PythonSurvey | None = None
     """The Python that an environment would be built from, where only that was looked at: by a check, which fetches no wheels."""
+    built: tuple[BuiltEnvironment, ...] = ()
+    """The environments of that lock which are there already, where a check looked."""
     programs: tuple[ProgramSurvey, ...] = ()
     """The commands of candidates that may run there."""
     caps: dict[str, CapPart] = field(default_factory=dict)
@@ -118,7 +120,7 @@ def look_at(plan: Plan, host: HostPlan, courier: Courier, release: str, own_pyth
     asked |= {source: BUILD_MODULES} if source is not None else {}
     question = {
         "host": False, "displace": host.displace, "programs": programs_of(plan, host), "read_files": source is None and parity_of(plan) != "off",
-        "pythons": asked,
+        "pythons": asked, "locks": [host.environment.lock_sha256] if host.environment is not None and source is not None else [],
     }
     more = _ask(host, courier, release, question, READ_SECONDS_MAX) if asked or host.displace or question["programs"] else {}
     pythons = {name: decode(PythonSurvey, each, "survey") for name, each in more.get("pythons", {}).items()}
@@ -126,6 +128,7 @@ def look_at(plan: Plan, host: HostPlan, courier: Courier, release: str, own_pyth
     return HostLook(
         survey=survey, python=python or (prepared.expected(host.root) if prepared is not None else None),
         environment=prepared.survey() if prepared is not None else None, source=pythons[source] if source is not None else None,
+        built=tuple(decode(BuiltEnvironment, each, "environments") for each in more.get("environments", ())),
         displace=tuple(decode(WorkloadSight, each, "displace") for each in more.get("displace", ())),
         programs=tuple(decode(ProgramSurvey, each, "programs") for each in more.get("programs", ())),
         caps={name: decode(CapPart, part, name) for name, part in seen["caps"].items()},

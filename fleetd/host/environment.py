@@ -40,8 +40,8 @@ from fleetd.environments import (
     Interpreter,
     environment_name,
 )
-from fleetd.files import read_record, write_record
-from fleetd.host.environment_use import TRASH_PREFIX, prune
+from fleetd.files import write_record
+from fleetd.host.environment_use import TRASH_PREFIX, prune, read_mark
 from fleetd.host.steps import StepFailed, Steps
 from fleetd.host.survey import look_at_python
 from fleetd.paths import HostPaths
@@ -100,14 +100,6 @@ def look(paths: HostPaths, asked: dict[str, Any]) -> dict[str, Any]:
     name = environment_name(str(asked["lock_sha256"]), found, str(wheels)) if refused is None and wheels else None
     mark = read_mark(paths.environments / name) if name is not None else None
     return {"interpreter": encode(found), "error": refused.to_json() if refused else None, "name": name, "mark": encode(mark)}
-
-
-def read_mark(place: Path) -> EnvironmentMark | None:
-    """What a complete environment says of itself; None where there is none, or half of one."""
-    try:
-        return decode(EnvironmentMark, read_record(place / MARK), MARK)
-    except (OSError, WireError):
-        return None
 
 
 def build(paths: HostPaths, order: EnvironmentOrder) -> EnvironmentAnswer:

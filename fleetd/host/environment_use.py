@@ -11,13 +11,31 @@ import os
 import shutil
 from pathlib import Path
 
+from fleetd.environments import MARK, EnvironmentMark
 from fleetd.files import read_record, sync_folder
 from fleetd.paths import HostPaths
-from fleetd.wire import WireError
+from fleetd.wire import WireError, decode
+from policies.surveys import BuiltEnvironment
 
 TRASH_PREFIX = ".tmp-pruned-"
 ENVIRONMENT = "environment"
 """Under which key of its digests a run names its environment."""
+
+
+def read_mark(place: Path) -> EnvironmentMark | None:
+    """What a complete environment says of itself; None where there is none, or half of one."""
+    try:
+        return decode(EnvironmentMark, read_record(place / MARK), MARK)
+    except (OSError, WireError):
+        return None
+
+
+def built(paths: HostPaths, lock_sha256: str) -> tuple[BuiltEnvironment, ...]:
+    """The complete environments of a lock, whatever they were built from."""
+    marks = (read_mark(place) for place in sorted((paths.environments / lock_sha256).glob("*/")))
+    return tuple(
+        BuiltEnvironment(name=mark.name, python=mark.version, packages=len(mark.packages), bytes=mark.bytes) for mark in marks if mark is not None
+    )
 
 
 def prune(paths: HostPaths, keep: frozenset[str], wheelhouses: frozenset[str]) -> tuple[str, ...]:

@@ -3,9 +3,9 @@
 Asked once by the coordinator's preflight. It changes nothing but a file in the root that it makes and removes; `policies.preflight` judges.
 
     QUESTION   {"host": true, "pythons": {"PROGRAM": ["torch", ...]}, "read_files": true, "displace": [Workload],
-                "programs": [ProgramAsked]}
+                "programs": [ProgramAsked], "locks": [digest]}
     answer     {"host": HostSurvey or null, "caps": {"cgroup": CapPart, ...}, "pythons": {"PROGRAM": PythonSurvey}, "displace": [WorkloadSight],
-                "programs": [ProgramSurvey]}
+                "programs": [ProgramSurvey], "environments": [BuiltEnvironment]}
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from typing import Any
 
 from fleetd import clock
 from fleetd.host import cradle, devices, means, meters, workloads
+from fleetd.host.environment_use import built
 from fleetd.host.processes import boot_id
 from fleetd.host.trusted_time import is_synchronised
 from fleetd.model import CapPart
+from fleetd.paths import HostPaths
 from fleetd.wire import decode, dumps
 from policies.facts import ENV_RUN_DIR, CapGrade
 from policies.surveys import AcceleratorUser, HostSurvey, ProgramAsked, ProgramSurvey, PythonSurvey, SessionTraps
@@ -207,7 +209,8 @@ def answer(root: Path, asked: dict[str, Any]) -> dict[str, Any]:
     programs = [look_at_program(decode(ProgramAsked, each, "programs")) for each in asked.get("programs", ())]
     host = look(root) if asked.get("host", True) else None
     caps = {} if host is None else means.of_host(CapPart(grade=CapGrade(host.cap_grade), means=host.cap_means), host.accelerators)
-    return {"host": host, "caps": caps, "pythons": pythons, "displace": found, "programs": programs}
+    environments = [each for lock in asked.get("locks", ()) for each in built(HostPaths(root), str(lock))]
+    return {"host": host, "caps": caps, "pythons": pythons, "displace": found, "programs": programs, "environments": environments}
 
 
 def look_at_program(asked: ProgramAsked) -> ProgramSurvey:

@@ -66,7 +66,7 @@ def faults_of(looked: Document) -> list[ExplainedError]:
 def host_rows(looked: Document, name: str) -> Rows:
     """Everything that was seen of one host, and after it what was said of it."""
     look = (looked.get("looks") or {}).get(name)
-    rows: Rows = [] if look is None else [*_seen(look["survey"], look), *_caps(look), *_python(look), *_displaced(look)]
+    rows: Rows = [] if look is None else [*_seen(look["survey"], look), *_caps(look), *_python(look), *_environment(look), *_displaced(look)]
     told = [each for each in looked.get("findings") or [] if each.get("host") == name]
     return [*rows, *(("", [_finding(each)]) for each in told)]
 
@@ -130,6 +130,18 @@ def _python(look: Document) -> Rows:
     read = ", every file read" if python.get("are_files_read") else ""
     program, version = words.one_line(python.get("program")), words.one_line(python.get("version"))
     return [("", [line(f"{program} is Python {version}"), line(torch), line(f"{packages}{read}")])]
+
+
+def _environment(look: Document) -> Rows:
+    """Whether the environment of the plan's lock is there, and from which Python it would be built."""
+    source = look.get("source")
+    if not source or source.get("fault"):
+        return []
+    version = words.one_line(source.get("version"))
+    if not look.get("built"):
+        return [("", [line("environment to be built"), line(f"{words.one_line(source.get('program'))} is Python {version}")])]
+    return [("", [line(f"environment built from Python {words.one_line(each.get('python'))}"), line(words.plural(int(each["packages"]), "package")),
+                  line(_size(number(each.get("bytes")))), line(quiet(words.one_line(each.get("name"))))]) for each in look["built"]]
 
 
 def _displaced(look: Document) -> Rows:

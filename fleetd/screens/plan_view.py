@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from fleetd.campaign import AfterFreeze, CandidatePlan, DataFrom, DataRole, HostPlan
-from fleetd.environments import MARK
-from fleetd.paths import HostPaths
 from fleetd.plan import LoadedPlan
 from fleetd.plan_lock import read_lock_file
 from fleetd.plan_resolve import listed_files, read_index
@@ -114,30 +112,27 @@ def _neighbour(data_from: DataFrom) -> str:
 
 
 def _environment(loaded: LoadedPlan, host: HostPlan) -> list[Line]:
-    """`environment of requirements.lock, 86 packages, lock 2cf24dba5fb0` and whether it lies there already."""
+    """`environment of requirements.lock: 86 packages, lock 2cf24dba5fb0`, and where its wheels come from."""
     seen = environment_summary(host)
     assert host.environment is not None and seen is not None
     name, own = Path(host.environment.lock).name, f"hosts.{host.name}.environment.lock"
     wheels = {"auto": "wheels brought from here", "registry": "wheels fetched by the host"}.get(seen["wheels"], f"wheels of {seen['wheels']}")
-    built = "built here: " + ", ".join(seen["built"]) if seen["built"] else "to be built" if host.is_local else "built there, if it is not yet"
     return [
         line(f"environment of {name}: {_count(seen['packages'], 'package')}, lock {seen['lock_sha256'][:12]}"), line(wheels),
-        *([line(f"from {host.environment.python}")] if host.environment.python else []), line(built),
+        *([line(f"from {host.environment.python}")] if host.environment.python else []),
         _origin(loaded, own if loaded.values.get(own) is not None else "environment.lock"),
     ]
 
 
 def environment_summary(host: HostPlan) -> dict[str, Any] | None:
-    """What the plan asks for on a host, and on this machine which Pythons have it complete. None without an environment."""
+    """What the plan asks for on a host; `looked` says what is there. None without an environment."""
     asked = host.environment
     if asked is None:
         return None
     lock, _ = read_lock_file(Path(asked.lock))
-    place = HostPaths(Path(host.root)).environments / asked.lock_sha256
-    built = sorted(mark.parent.name for mark in place.glob(f"*/{MARK}")) if host.is_local else []
     return {
         "lock": asked.lock, "lock_sha256": asked.lock_sha256, "packages": len({pin.name for pin in lock.pins}), "wheels": asked.wheels,
-        "python": asked.python, "built": built,
+        "python": asked.python,
     }
 
 

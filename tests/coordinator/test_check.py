@@ -9,15 +9,19 @@ from pathlib import Path
 
 import psutil
 import pytest
-from virtual_fleet import candidate, plan
+from virtual_fleet import START, candidate, plan
 
 from fleetd.campaign import EnvironmentPlan, HostPlan, Plan
 from fleetd.coordinator.check import check_hosts
 from fleetd.coordinator.needs import trainer_modules, weight_count
 from fleetd.coordinator.preflight import Preflight
 from fleetd.coordinator.releases import Releases
-from fleetd.paths import StatePaths
-from fleetd.wire import decode, dumps
+from fleetd.environments import MARK, EnvironmentMark
+from fleetd.files import write_record
+from fleetd.paths import HostPaths, StatePaths
+from fleetd.screens import layout
+from fleetd.screens.host_checks import host_rows
+from fleetd.wire import decode, dumps, encode
 from policies.facts import GIB, MIB
 from policies.surveys import Finding
 from policies.workloads import Restart, Workload
@@ -83,6 +87,24 @@ def test_of_an_environment_the_python_that_it_is_built_from_is_looked_at_and_no_
     seen = looked(releases, asked(local(tmp_path, environment=replace(lock, python=sys.executable)), command=("python3", "train.py")))
     source = seen.looks["box"].source
     assert seen.refusals == () and source is not None and source.program == sys.executable and seen.looks["box"].programs == ()
+    assert seen.looks["box"].built == () and said(seen) == ["environment to be built", f"{sys.executable} is Python {source.version}"]
+
+    place = HostPaths(tmp_path / "a" / "root").environments / lock.lock_sha256
+    (place / "half-made").mkdir(parents=True)
+    mark = EnvironmentMark(
+        name=f"{lock.lock_sha256}/whole", lock_sha256=lock.lock_sha256, wheels="registry", version="3.12.3", implementation="cpython",
+        machine="aarch64", built_at=START, seconds=1.0, bytes=2048, packages={"six": ("1.17.0", "aa"), "idna": ("3.20", "bb")},
+    )
+    (place / "whole").mkdir()
+    write_record(place / "whole" / MARK, mark)
+    seen = looked(releases, asked(local(tmp_path, environment=replace(lock, python=sys.executable)), command=("python3", "train.py")))
+    assert said(seen)[:3] == ["environment built from Python 3.12.3", "2 packages", "2 KiB"]
+
+
+def said(seen: Preflight) -> list[str]:
+    """What the screen says of the environment of the one host."""
+    rows = [[layout.text_of(part) for part in parts] for _, parts in host_rows(encode(seen), "box")]
+    return next(row for row in rows if row[0].startswith("environment"))
 
 
 def test_work_that_would_make_room_is_shown_and_left_alone(releases: Releases, tmp_path: Path) -> None:

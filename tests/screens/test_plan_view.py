@@ -103,16 +103,10 @@ def test_the_check_says_what_an_environment_holds_and_whether_it_is_built(tmp_pa
     extra = "  spark-a: {transport: ssh, root: /srv/fleetd, environment: {wheels: registry}}\nenvironment: {lock: requirements.lock}\n"
     loaded = plan_of(tmp_path, candidate="command: [python, x]", extra=extra)
     (box, spark) = (each["environment"] for each in check_document(loaded, NOW)["hosts"])
-    assert (box["packages"], box["built"], box["wheels"], spark["wheels"]) == (2, [], "auto", "registry")
+    assert (box["packages"], box["wheels"], spark["wheels"]) == (2, "auto", "registry")
     text = " ".join(shown(loaded, width=400).split())
-    assert f"environment of requirements.lock: 2 packages, lock {box['lock_sha256'][:12]} · wheels brought from here · to be built · (line 6)" in text
-    assert "wheels fetched by the host · built there, if it is not yet" in text
-
-    place = tmp_path / "host" / "environments" / box["lock_sha256"] / "cpython-3.12.3-x86_64-registry"
-    place.mkdir(parents=True)
-    assert check_document(loaded, NOW)["hosts"][0]["environment"]["built"] == [], "half of one is none"
-    (place / "fleetd.json").touch()
-    assert "built here: cpython-3.12.3-x86_64-registry" in " ".join(shown(loaded, width=400).split())
+    assert f"environment of requirements.lock: 2 packages, lock {box['lock_sha256'][:12]} · wheels brought from here · (line 6)" in text
+    assert "wheels fetched by the host" in text
 
 
 def test_the_check_says_from_whom_a_host_takes_its_data(tmp_path: Path) -> None:
