@@ -22,6 +22,8 @@ from policies.facts import MIB
 
 CONNECT_SECONDS = 10
 ALIAS = "fleetd-neighbour"
+GROUP_BYTES_MAX = 32 * 1024
+"""So long may the names of one cat be: a program for each of many small files would take longer than they do."""
 WORDS_BYTES_MAX = 6 * MIB
 """A list of files that is longer would not fit into one line of ours."""
 
@@ -73,11 +75,24 @@ def link_to(data_from: DataFrom, neighbour: Hop, folder: str) -> Link:
 def script(folder: str, files: list[list[Any]], offsets: dict[str, int], halves: tuple[str, str]) -> str:
     """For a plain sh: the marker, then every missing byte in order. One compound command, read whole before any of it runs."""
     lines = [f"printf '%s%s\\n' {halves[0]} {halves[1]}", f"cd {shlex.quote(folder)} || exit 97"]
+    whole: list[str] = []
+
+    def end_of_group() -> None:
+        if whole:
+            lines.append(f"cat -- {' '.join(whole)} || exit 98")
+            whole.clear()
+
     for path, size, _ in files:
-        offset = offsets.get(path, 0)
-        if offset < size:
-            lines.append(f"tail -c +{offset + 1} -- {shlex.quote(path)}" if offset else f"cat -- {shlex.quote(path)}")
-    text = "{\n" + "\n".join(f"{line} || exit 98" if number > 1 else line for number, line in enumerate(lines)) + "\nexit 0\n}\n"
+        offset, word = offsets.get(path, 0), shlex.quote(path)
+        if 0 < offset < size:
+            end_of_group()
+            lines.append(f"tail -c +{offset + 1} -- {word} || exit 98")
+        elif offset < size:
+            if sum(map(len, whole)) + len(word) > GROUP_BYTES_MAX:
+                end_of_group()
+            whole.append(word)
+    end_of_group()
+    text = "\n".join(["{", *lines, "exit 0", "}", ""])
     if len(text) > WORDS_BYTES_MAX:
         raise NoLink(f"the list of its {len(files)} files is too long")
     return text

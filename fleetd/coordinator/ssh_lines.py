@@ -50,7 +50,7 @@ class OldPython(Exception):
 
 
 class ShortFile(Exception):
-    """A file ended before its time: so many bytes are missing of those that were to be written."""
+    """A file ended before its time, or can't be read on: so many bytes are missing of those that were to be written."""
 
     def __init__(self, missing_bytes: int) -> None:
         super().__init__(f"{missing_bytes} bytes are missing")
@@ -103,7 +103,10 @@ class ChannelLines:
             offset, count = offset + sent, count - sent
 
     def _write_part(self, descriptor: int, offset: int, count: int, until_seconds: float) -> int:
-        data = os.pread(descriptor, min(count, READ_BYTES), offset)
+        try:
+            data = os.pread(descriptor, min(count, READ_BYTES), offset)
+        except OSError:
+            return 0
         self.write(data, until_seconds)
         return len(data)
 

@@ -221,8 +221,9 @@ class ProcessLines(ChannelLines):
         try:
             return self._process.send_file(descriptor, offset, count)
         except OSError as fault:
-            if fault.errno not in (errno.EINVAL, errno.ENOSYS):  # else a file system that can't do it
+            if fault.errno == errno.EPIPE:
                 raise
+            # else a file system that can't do it, or a file that can't be read: the plain way says which
         return super()._write_part(descriptor, offset, count, until_seconds)
 
 

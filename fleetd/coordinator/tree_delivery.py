@@ -99,7 +99,7 @@ class Stager:
         """What the host has of the tree; None when it has it all. DataDamaged when what it has under that name is something else."""
         self._write({"do": "begin", "kind": tree.kind, "digest": tree.digest, "files": tree.files})
         answer = self._answer("present", doing="what it has", read=delivery.reads)
-        return None if answer["present"] else _have(answer)
+        return None if answer["present"] else self._have(answer)
 
     def take(self, tree: Tree, have: Have, delivery: Delivery) -> None:
         """Send what is missing, and return when the tree is in place. TreeFault when the source is no longer what it was."""
@@ -129,9 +129,16 @@ class Stager:
         told: dict[str, Callable[[int], None]] = {"taken": delivery.moved_to, "read": delivery.reads, "synced": delivery.settles}
         answer = self._answer("placed", doing=f"files {link.road}", is_link=True, **told)
         if answer["ok"] is not True:
-            return _have(answer), str(answer.get("what"))
+            return self._have(answer), str(answer.get("what"))
         delivery.moved_to(tree.bytes_total - delivery.bytes_there)
         return None
+
+    def _have(self, answer: dict[str, Any]) -> Have:
+        """What the host says that it has. What it says is checked once more by its own digests, so that nonsense can only cost it time."""
+        try:
+            return {str(path): (int(count), str(sha256)) for path, (count, sha256) in answer["have"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as fault:
+            raise self._unreachable(f"what it says it has can't be read: {fault}") from fault
 
     def _offsets(self, tree: Tree, have: Have) -> dict[str, int]:
         """From where on each file is sent: what the host has counts where it is the beginning of ours."""
@@ -189,7 +196,7 @@ class Stager:
             self._lines.write_file(descriptor, offset, count, self._until())
         except ShortFile as fault:
             self._lines.write(bytes(fault.missing_bytes), self._until())  # in the middle of a frame nothing can be said
-            raise TreeFault(place, "it became shorter while it was read") from fault
+            raise TreeFault(place, "it became shorter or unreadable while it was read") from fault
         except TROUBLES:
             if not self._lines.has_answer():
                 raise  # else it has refused and left, and said why before that
@@ -260,10 +267,6 @@ def deliver(tree: Tree, delivery: Delivery, road: SshRoad, stager: Stager, link:
     except TreeFault as fault:
         raise damaged_source(tree.kind, road.plan.name, fault) from fault
     return True
-
-
-def _have(answer: dict[str, Any]) -> Have:
-    return {str(path): (int(count), str(sha256)) for path, (count, sha256) in dict(answer["have"]).items()}
 
 
 def _hash_of_beginning(place: Path, count: int) -> str:

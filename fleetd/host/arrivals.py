@@ -25,6 +25,8 @@ FRAME_BYTES_MAX = 1024 * 1024
 """What is read at once, and hashed while the next part is read."""
 UNSYNCED_BYTES_MAX = 64 * 1024 * 1024
 UNSYNCED_FILES_MAX = 32
+HAVE_BYTES_MAX, HAVE_BYTES_EACH = 4 * 1024 * 1024, 100
+"""What there is has to fit into one answer."""
 SETTLE_WORD_SECONDS = 1.0
 PULL_SILENCE_SECONDS_MAX = 60.0
 CHATTER_BYTES_MAX = 1024 * 1024
@@ -77,6 +79,7 @@ class Arrival:
 
     def look(self, told: Callable[[int], None]) -> dict[str, list[Any]]:
         """Read what an earlier try has left, remove what does not belong; the rest, with its digest."""
+        said_bytes = 0
         os.makedirs(self.folder, exist_ok=True)
         self._whole.clear()
         self._begun.clear()
@@ -93,6 +96,9 @@ class Arrival:
                 if found == size and digest.hexdigest() != sha256:
                     os.unlink(place)
                     continue
+                said_bytes += len(path) + HAVE_BYTES_EACH
+                if said_bytes > HAVE_BYTES_MAX:
+                    continue  # it comes again
                 have[path] = [found, digest.hexdigest()]
                 if found == size:
                     self._whole.add(path)

@@ -209,7 +209,7 @@ def test_a_source_that_changes_is_refused_and_leaves_nothing_there(
     with pytest.raises(DataDamaged, match="can't stage datasets on host spark-a") as caught:
         source.put(courier)
 
-    said = "it became shorter while it was read" if when == "shorter" else "it changed"
+    said = "it became shorter or unreadable while it was read" if when == "shorter" else "it changed"
     assert caught.value.where == str(source.big) and said in caught.value.what
     assert staged(spark) == before
 
