@@ -47,7 +47,7 @@ class Steps:
 
     def run(self, *argv: str) -> str:
         """The last lines that the program said. StepFailed, or OSError when it can't be executed."""
-        self._note(f"$ {' '.join(argv)}\n")
+        self._note(without_secrets(f"$ {' '.join(argv)}\n"))
         parent = os.getpid()
         library = ctypes.CDLL(None)  # loaded before the fork
 
