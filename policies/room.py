@@ -40,6 +40,7 @@ class Offer:
     cap_means: str = ""
     disk_free_bytes: int | None = None
     data_bytes: int = 0
+    environment_bytes: int = 0
     checkpoint_bytes: int = 0
     root: str = ""
 
@@ -63,12 +64,13 @@ def _capacity(offer: Offer) -> tuple[Finding, ...]:
 
 
 def _disk(offer: Offer) -> tuple[Finding, ...]:
-    needed_bytes = offer.data_bytes + offer.checkpoint_bytes + DISK_SLACK_BYTES
+    needed_bytes = offer.data_bytes + offer.environment_bytes + offer.checkpoint_bytes + DISK_SLACK_BYTES
     if offer.disk_free_bytes is None or offer.disk_free_bytes >= needed_bytes:
         return ()
+    environment = f" + environment {gib(offer.environment_bytes)}" if offer.environment_bytes else ""
     what = (
-        f"data {gib(offer.data_bytes)} + checkpoints about {gib(offer.checkpoint_bytes)} + slack {gib(DISK_SLACK_BYTES)} = {gib(needed_bytes)}, "
-        f"but {gib(offer.disk_free_bytes)} are free under {offer.root}"
+        f"data {gib(offer.data_bytes)}{environment} + checkpoints about {gib(offer.checkpoint_bytes)} + slack {gib(DISK_SLACK_BYTES)} "
+        f"= {gib(needed_bytes)}, but {gib(offer.disk_free_bytes)} are free under {offer.root}"
     )
     fix = "free some space, or name a root on another disk"
     return (Finding(host=offer.host, refuses=True, title="the disk is too small for this plan", what=what, fix=fix),)

@@ -113,6 +113,8 @@ class EnvironmentSurvey:
     wheels: str
     """Their digest, or `registry`."""
     wheels_bytes: int
+    disk_bytes: int = 0
+    """What it still takes of the host's disk: the wheels and what becomes of them. 0 when it is built, or when nobody knows its wheels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

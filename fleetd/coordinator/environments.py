@@ -20,7 +20,7 @@ from fleetd import logs
 from fleetd.campaign import EnvironmentPlan, HostPlan
 from fleetd.coordinator.couriers import Courier, TreeKind
 from fleetd.coordinator.specs import SSH_PYTHON, agent_python
-from fleetd.coordinator.wheelhouses import Wanted, Wheelhouse, Wheelhouses
+from fleetd.coordinator.wheelhouses import Wanted, Wheelhouse, Wheelhouses, unpacked_bytes
 from fleetd.environments import WHEELS, EnvironmentAnswer, EnvironmentMark, EnvironmentOrder, Interpreter, environment_name, environment_python
 from fleetd.files import read_record, write_record, write_text
 from fleetd.paths import CampaignPaths
@@ -55,6 +55,7 @@ class Prepared:
         return EnvironmentSurvey(
             lock=self.plan.lock, lock_sha256=self.plan.lock_sha256, name=self.name, is_built=self.mark is not None, python=self.interpreter.version,
             packages=len(self.pins), wheels=self.wheelhouse.wheels, wheels_bytes=self.wheelhouse.bytes,
+            disk_bytes=self.wheelhouse.bytes + unpacked_bytes(self.wheelhouse) if self.mark is None else 0,
         )
 
     def expected(self, root: str) -> PythonSurvey:

@@ -44,14 +44,15 @@ def wanted_by(plan: Plan) -> tuple[Wanted, ...]:
     )
 
 
-def offer_of(plan: Plan, host: HostPlan, survey: HostSurvey, displaced: tuple[WorkloadSight, ...]) -> Offer:
-    """A host as it was found, and what the plan wants to put on its disk."""
+def offer_of(plan: Plan, host: HostPlan, survey: HostSurvey, displaced: tuple[WorkloadSight, ...], environment_bytes: int) -> Offer:
+    """A host as it was found, and what the plan wants to put on its disk; `environment_bytes`: of an environment that is to be built."""
     found = [process for sight in displaced for process in sight.processes]
     return Offer(
         host=host.name, capacity_bytes=host.capacity_bytes, floor_bytes=host.floor_bytes, total_bytes=survey.memory_total_bytes,
         available_bytes=survey.memory_available_bytes, freed_bytes=sum(each.host_bytes or 0 for each in found),
         has_accelerator=bool(survey.accelerators), cap_grade=survey.cap_grade, cap_means=survey.cap_means, disk_free_bytes=survey.disk_free_bytes,
-        data_bytes=data_bytes(plan), checkpoint_bytes=checkpoint_bytes(candidates_of(plan, host.name)), root=host.root,
+        data_bytes=data_bytes(plan), environment_bytes=environment_bytes,
+        checkpoint_bytes=checkpoint_bytes(candidates_of(plan, host.name)), root=host.root,
     )
 
 

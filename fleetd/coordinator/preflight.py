@@ -161,7 +161,10 @@ def judge(plan: Plan, looks: dict[str, HostLook]) -> tuple[Finding, ...]:
         found += program_findings(name, look.programs)
         for workload, sight in zip(host.displace, look.displace, strict=True):
             found += workload_findings(name, workload, sight)
-    offers = tuple(offer_of(plan, _host(plan, name), look.survey, look.displace) for name, look in looks.items())
+    offers = tuple(
+        offer_of(plan, _host(plan, name), look.survey, look.displace, 0 if look.environment is None else look.environment.disk_bytes)
+        for name, look in looks.items()
+    )
     found += room_findings(wanted_by(plan) if len(looks) == len(plan.hosts) else _pinned(plan, looks), offers)
     if parity_of(plan) != "off":
         found += parity_findings(pythons, surveys, required=parity_of(plan) == "require")

@@ -166,6 +166,16 @@ class Wheelhouses:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def unpacked_bytes(house: Wheelhouse) -> int:
+    """What the wheels take once they are installed, with the byte code that pip makes of every module, near enough for a disk."""
+    total = 0
+    for entry in house.entries:
+        if entry.path.startswith(f"{WHEELS}/"):
+            with zipfile.ZipFile(house.folder / entry.path) as archive:
+                total += sum(each.file_size * (2 if each.filename.endswith(".py") else 1) for each in archive.infolist())
+    return total
+
+
 def pip_wheel(wheels: Path) -> Path:
     """A wheel of pip: the newest of those in `<state>/wheels` and the one that comes with Python, else one that pip brings. RequestRefused."""
     bundled = Path(ensurepip.__file__).parent / "_bundled"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from small_wheels import lock_of, small_wheel
 from fleetd.campaign import EnvironmentPlan
 from fleetd.coordinator.environments import kept_lock
 from fleetd.coordinator.trees import tree_fault
-from fleetd.coordinator.wheelhouses import Wanted, Wheelhouses, check_complete, pip_wheel, platforms
+from fleetd.coordinator.wheelhouses import Wanted, Wheelhouses, check_complete, pip_wheel, platforms, unpacked_bytes
 from fleetd.environments import Interpreter
 from fleetd.paths import CampaignPaths, StatePaths
 from fleetd.pip_words import last_words, pip_fault, without_secrets
@@ -48,6 +49,8 @@ def test_pip_chooses_for_the_host_and_not_for_this_machine_and_the_same_lock_giv
     assert {f"wheels/{fits.name}", f"wheels/{beta.name}", "requirements.txt"} < names and not any("x86_64" in name for name in names)
     assert sum(name.startswith("pip-") for name in names) == 1 and tree_fault(found.folder, found.digest) is None
     assert [line.split(" --hash=sha256:")[0] for line in (found.folder / "requirements.txt").read_text().splitlines()] == ["alpha==1.0", "beta==1.0"]
+    inside = [each for wheel in (fits, beta) for each in zipfile.ZipFile(wheel).infolist()]
+    assert unpacked_bytes(found) == sum(each.file_size for each in inside) + sum(each.file_size for each in inside if each.filename.endswith(".py"))
     inode = found.folder.stat().st_ino
     again = Wheelhouses(StatePaths(tmp_path / "state")).get(asked)
     assert (again.digest, again.wheels, again.folder.stat().st_ino) == (found.digest, found.wheels, inode), "nothing was fetched a second time"

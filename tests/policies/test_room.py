@@ -61,3 +61,5 @@ def test_a_disk_too_small_for_data_and_checkpoints_says_the_sum() -> None:
     assert found.refuses and found.what == (
         "data 2.0 GiB + checkpoints about 9.0 GiB + slack 0.2 GiB = 11.2 GiB, but 11.0 GiB are free under /srv/fleetd"
     )
+    (built,) = room_findings((), (replace(SPARK, disk_free_bytes=3 * GIB, data_bytes=2 * GIB, environment_bytes=6 * GIB),))
+    assert built.what.startswith("data 2.0 GiB + environment 6.0 GiB + checkpoints about 0.0 GiB")
