@@ -23,6 +23,8 @@ class Owner:
 
     coordinator_id: str
     generation: int
+    life: str = ""
+    """Drawn at each start. A copy of the state directory counts to the same number as the original, and is still somebody else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

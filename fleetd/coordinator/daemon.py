@@ -54,7 +54,7 @@ STOP_SECONDS_MAX = 30.0
 LOCK_PATIENCE_SECONDS = 0.3
 ANSWER_SECONDS_MAX = 5.0
 ANSWER_LOOK_SECONDS = 0.1
-ID_BYTES = 8
+ID_BYTES, LIFE_BYTES = 8, 4
 READY_BYTES_MAX = 65536
 CAMPAIGNS_SHOWN_MAX = 3
 ENTRIES_PER_READ = 10_000
@@ -313,7 +313,7 @@ def _next_generation(paths: StatePaths, journal: Journal) -> Owner:
         fix = f"move it away: the journal beside it knows the id too (rm {paths.identity})"
         raise ExplainedError("the coordinator's identity can't be read", where=str(paths.identity), what=str(fault), fix=fix) from fault
     highest = max(int(record["generation"]), int((journal.state_get("coordinator") or {}).get("generation", 0)))
-    owner = Owner(coordinator_id=str(record["coordinator_id"]), generation=highest + 1)
+    owner = Owner(coordinator_id=str(record["coordinator_id"]), generation=highest + 1, life=secrets.token_hex(LIFE_BYTES))
     body = {"schema": 1, "coordinator_id": owner.coordinator_id, "generation": owner.generation}
     write_record(paths.identity, body)
     journal.state_set("coordinator", body)

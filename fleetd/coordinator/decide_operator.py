@@ -104,7 +104,7 @@ def takeover(pen: Pen, request: Request) -> None:
     plan, actor, because = decode(HostPlan, request.body["host"]), str(request.body.get("actor") or "user"), _because(request)
     found = decode(Owner, request.body["found"]) if request.body.get("found") else None
     ours = pen.sight.owner
-    if found is not None and found.coordinator_id == ours.coordinator_id and found.generation <= ours.generation:
+    if found is not None and (found == ours or (found.coordinator_id == ours.coordinator_id and found.generation < ours.generation)):
         raise RequestRefused(
             f"{plan.name} is ours already", where=f"{plan.name}:{plan.root}",
             what=f"it obeys {found.coordinator_id}, generation {found.generation}", fix="nothing: launch, or fleetd status",

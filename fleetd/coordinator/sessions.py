@@ -23,7 +23,7 @@ from fleetd.coordinator.specs import agent_python
 from fleetd.logs import LOG_BYTES_MAX
 from fleetd.model import Owner
 from fleetd.paths import HostPaths
-from fleetd.wire import LINE_BYTES_MAX, WireError, dumps, loads
+from fleetd.wire import LINE_BYTES_MAX, WireError, dumps, encode, loads
 from policies.errors import ExplainedError, HostUnreachable, from_json
 
 END_SECONDS_MAX = 2.0
@@ -58,8 +58,7 @@ class LocalSession:
         deadline = time.monotonic() + timeout_seconds
         process = self._agent()
         self._number += 1
-        owner = {"coordinator_id": self._owner.coordinator_id, "generation": self._owner.generation}
-        line = dumps({"id": self._number, "order": order, "owner": owner, "body": body}).encode() + b"\n"
+        line = dumps({"id": self._number, "order": order, "owner": encode(self._owner), "body": body}).encode() + b"\n"
         try:
             self._write(process, line, deadline)
             answer = self._read(process, deadline)

@@ -18,7 +18,7 @@ from fleetd.coordinator.ssh_config import words_of
 from fleetd.coordinator.ssh_connection import SshConnection
 from fleetd.coordinator.ssh_lines import TROUBLES, ChannelLines, NoPython, OldPython, enter, in_words
 from fleetd.model import Owner
-from fleetd.wire import WireError, dumps
+from fleetd.wire import WireError, dumps, encode
 from policies.errors import DataDamaged, ExplainedError, HostUnreachable, NoRoom, RequestRefused, from_json
 
 MACHINES = ("x86_64", "aarch64")
@@ -159,9 +159,9 @@ class AgentLine:
     def ask(self, order: str, body: dict[str, Any], until_seconds: float) -> dict[str, Any]:
         """The body of the answer, or what the agent explains. After HostUnreachable the line is of no use any more."""
         self._number += 1
-        owner = {"coordinator_id": self._road.owner.coordinator_id, "generation": self._road.owner.generation}
         try:
-            self.lines.write(dumps({"id": self._number, "order": order, "owner": owner, "body": body}).encode() + b"\n", until_seconds)
+            request = {"id": self._number, "order": order, "owner": encode(self._road.owner), "body": body}
+            self.lines.write(dumps(request).encode() + b"\n", until_seconds)
             answer = self.lines.read_object(until_seconds)
             if answer.get("id") != self._number:
                 raise WireError("the agent answered something else")

@@ -88,6 +88,12 @@ def _refuse_strangers(paths: HostPaths, found: Owner, owner: Owner) -> None:
             fix="end the older coordinator process: only the newest one gives orders. If this one was restored from an older copy and is the "
             "only one: fleetd takeover HOST",
         )
+    if owner.generation == found.generation and owner.life != found.life:
+        raise GenerationStale(
+            "another life of this coordinator has spoken to this host", where=str(paths.owner),
+            what=f"both are generation {found.generation}: one of the two was started from a copy of the other's state directory",
+            fix="end the one that is not to give orders, for good; then, at the other: fleetd takeover HOST, and start it again",
+        )
 
 
 def _lock(path: Path) -> int:

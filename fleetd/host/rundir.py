@@ -344,7 +344,7 @@ def _is_there(paths: RunPaths, spec: RunSpec) -> bool:
         found = read_spec(paths)
     except FileNotFoundError:
         return False
-    if replace(found, owner=replace(found.owner, generation=spec.owner.generation)) == spec:
+    if found.owner.coordinator_id == spec.owner.coordinator_id and replace(found, owner=spec.owner) == spec:
         return True
     raise RequestRefused(
         f"run {spec.run_id} exists with another order", where=str(paths.order),

@@ -16,9 +16,10 @@ from fleetd.coordinator.links import HostLink
 from fleetd.coordinator.sessions import LocalSession
 from fleetd.coordinator.sight import Order
 from fleetd.model import Owner
+from fleetd.wire import encode
 from policies.errors import HostUnreachable, RequestRefused
 
-OWNER = Owner(coordinator_id="c0ffee", generation=3)
+OWNER = Owner(coordinator_id="c0ffee", generation=3, life="first")
 PROGRAM = """
     import json, os, sys, time
     while line := sys.stdin.readline():
@@ -64,7 +65,7 @@ def test_a_call_carries_owner_and_body_and_starts_the_staged_release(make_sessio
     session = make_session()
     answer = session.call("pid", {}, 10.0)
 
-    assert answer["owner"] == {"coordinator_id": "c0ffee", "generation": 3}
+    assert answer["owner"] == encode(OWNER)
     assert answer["argv"] == [str(tmp_path / "releases" / "scripted" / "fleetd" / "host" / "__main__.py"), "agent", str(tmp_path)]
     assert answer["isolated"] == 1
     assert session.call("pid", {}, 10.0)["pid"] == answer["pid"], "one agent serves many calls"

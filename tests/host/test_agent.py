@@ -104,7 +104,7 @@ def test_hello_measures_the_host_and_records_its_first_owner(connect: Callable[.
     facts = decode(HostFacts, body["facts"])
     assert facts.memory_total_bytes > facts.memory_available_bytes > 0 and facts.root_writable
     assert set(facts.cap_means) >= {"cgroup", "sampler", "floor"}
-    assert json.loads((tmp_path / "root" / "owner.json").read_text()) == OWNER
+    assert json.loads((tmp_path / "root" / "owner.json").read_text()) == {**OWNER, "life": ""}
     assert channel.close() == 0, "the agent ends with its channel"
 
 
@@ -115,6 +115,8 @@ def test_another_coordinator_and_an_older_life_of_the_same_one_are_refused_on_ev
     for order, body in (("hello", {"protocol": 1}), ("poll", {"after": {}, "wait_seconds": 0}), ("want", {"run_id": "r", "want": {}})):
         assert channel.error(order, {"coordinator_id": "other", "generation": 9}, **body)["error"] == "OwnerMismatch"
         assert channel.error(order, {"coordinator_id": "coordinator", "generation": 2}, **body)["error"] == "GenerationStale"
+        copy = channel.error(order, {"coordinator_id": "coordinator", "generation": 3, "life": "from a copy"}, **body)
+        assert copy["error"] == "GenerationStale" and "copy of the other's state directory" in copy["what"]
 
 
 def test_a_start_sent_twice_starts_once_and_another_order_under_its_name_is_refused(connect: Callable[..., Channel], tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ class VirtualLoop(Loop):
     def __init__(self, office: Office) -> None:
         self.office = office
         self.journal = VirtualJournal(office.machine, office.spool)
-        owner = Owner(coordinator_id="c0ffee", generation=office.generation)
+        owner = Owner(coordinator_id="c0ffee", generation=office.generation, life="first")
         super().__init__(
             self.journal, owner, python="/usr/bin/python3", make_session=self._session, run_job=office.jobs.run,  # type: ignore[arg-type]
             kept_clock=office.kept_clock,

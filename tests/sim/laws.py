@@ -81,7 +81,8 @@ class Laws:
     def obeyed(self, machine: Machine, order: str, owner: Owner) -> None:
         """An order is carried out."""
         rightful = self.owners.setdefault(machine.name, owner)
-        if owner.coordinator_id != rightful.coordinator_id or owner.generation < rightful.generation:
+        is_same_number = owner.generation == rightful.generation
+        if owner.coordinator_id != rightful.coordinator_id or owner.generation < rightful.generation or (is_same_number and owner != rightful):
             self.broken("owner", f"{machine.name} obeys a {order} of {owner}, and has been spoken to by {rightful}")
         self.owners[machine.name] = owner
 

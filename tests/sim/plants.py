@@ -242,6 +242,11 @@ def obey_two_masters(patch: Patch) -> None:
     obey_an_older_life(patch)
 
 
+def obey_a_copy(patch: Patch) -> None:
+    """The number alone says who is obeyed, and a copy of the state directory has counted to the same one."""
+    patch(ownership, "_refuse_strangers", lambda paths, found, owner: real_refuse(paths, found, replace(owner, life=found.life)))
+
+
 def start_what_goes_on_elsewhere(patch: Patch) -> None:
     """An order to start that comes late, after the fence and after the host was told, is carried out as any other."""
     patch(agent.VirtualAgent, "_is_never_started", lambda self, run_id: False)
@@ -258,7 +263,7 @@ def unfence_at_the_first_word(patch: Patch) -> None:
 real_grip, real_signal_group, real_kill_tree = eyes.grip, eyes.signal_group, eyes.kill_tree
 real_by_memory, real_by_order, real_rung_at = causes._by_memory, causes.by_order, host_decide.rung_at
 real_judge_silence, real_build_task, real_field, real_write = decide.judge_silence, decide_runs.build_task, document._Measured.field, Pen.write
-real_encode = decide_runs.encode
+real_encode, real_refuse = decide_runs.encode, ownership._refuse_strangers
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +324,7 @@ PLANTS = (
     Plant("fence", unfence_at_the_first_word, ("cut",)),
     Plant("owner", obey_an_older_life, ("hold_a_start", "crash")),
     Plant("owner", obey_two_masters, ("rival",)),
+    Plant("owner", obey_a_copy, ("rival", "crash")),
     Plant("liveness", grant_a_stop_and_send_none, ("kill_supervisor",)),
     Plant("liveness", never_over, ("kill_shim", "kill_both")),
 )

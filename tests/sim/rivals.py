@@ -1,6 +1,6 @@
 """A second coordinator that speaks to the same hosts while the first one lives, and the person who puts an end to it.
 
-    a copy     the same coordinator, started once more from a copy of its state directory: its life has the higher number
+    a copy     the same coordinator, started once more from a copy of its state directory: its life has a higher number, or the same
     a stranger another coordinator, to which somebody has given a host by `takeover`
 
 The first one is refused wherever the rival has been. In the end a person ends the rival, and takes back what it took: from a copy by
@@ -34,7 +34,7 @@ class Rival:
         self.world, self.office, self.machine = world, office, machine
         self.is_copy = world.chance(0.5)
         number = office.generation + world.random.randint(1, AHEAD_MAX) if self.is_copy else 1
-        self.owner = Owner(coordinator_id="c0ffee" if self.is_copy else "beef", generation=number)
+        self.owner = Owner(coordinator_id="c0ffee" if self.is_copy else "beef", generation=number, life="rival")
         self.ends_at = min(ends_by, world.seconds + world.between(*LIFE_SECONDS))
         self.has_it = False
 
@@ -103,15 +103,15 @@ class Rival:
 
     def _take_back(self) -> None:
         owner, office = self.machine.owner, self.office
-        if owner is None or (owner.coordinator_id == "c0ffee" and owner.generation <= office.generation):
-            return  # it never got so far, or its sequel has counted on already
+        if owner is None or owner.life == "first" or (owner.coordinator_id == "c0ffee" and owner.generation < office.generation):
+            return  # it never got so far, or the first one has counted on already
         if office.loop is None or not self.machine.is_up or self.machine.is_disk_full:
             self.world.after(AGAIN_SECONDS, self._take_back)
         elif owner.coordinator_id == "c0ffee":
             office.generation = owner.generation
             office.crash("by a person, so that its next life counts on from its copy's", 2.0)
         else:
-            ours = Owner(coordinator_id="c0ffee", generation=office.generation)
+            ours = Owner(coordinator_id="c0ffee", generation=office.generation, life="first")
             self._ask("takeover", {"host": encode(office.plan_of(self.machine)), "found": encode(owner)})
             self._takes_over(ours)
             self._ask("took_over", {"host": self.machine.name, "root": "/virtual", "from": encode(owner), "to": encode(ours), "runs": []})
