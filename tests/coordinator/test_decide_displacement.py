@@ -17,6 +17,7 @@ from fleetd.coordinator.verdict import judge
 from fleetd.model import DisplaceOrder
 from fleetd.paths import StatePaths
 from fleetd.wire import decode, encode
+from policies.errors import NoRoom
 from policies.facts import GIB, CampaignStage, ProcessIdentity, RunState
 from policies.workloads import DisplacedState, FoundProcess, Progress, Restart, Workload, WorkloadSight
 
@@ -40,6 +41,7 @@ class BusyHost(VirtualHost):
         super().__init__()
         self.runs_there = {"llm": True, "book": True}
         self.stays: set[str] = set()
+        self.fails: set[str] = set()
         self.asked: list[tuple[str, str, int]] = []
         self.runs_at_asking: list[int] = []
 
@@ -57,8 +59,8 @@ class BusyHost(VirtualHost):
         elif body.asking == 0:
             state = DisplacedState.RESTORED if self.runs_there[name] else DisplacedState.DISPLACED
         else:
-            self.runs_there[name] = True
-            state = DisplacedState.RESTORED
+            self.runs_there[name] = name not in self.fails
+            state = DisplacedState.FAILED if name in self.fails else DisplacedState.RESTORED
         return OrderDone(order=order, answer={"progress": encode(Progress(state=state, text=f"{name} {state}"))})
 
 
@@ -216,6 +218,29 @@ def test_what_was_never_shown_is_never_touched_and_nothing_starts_beside_it(offi
     for _ in range(12):
         office.round()
     assert "which was silent when preflight looked" in office.run("low").detail and not host.specs and host.asked == []
+
+
+def test_while_the_run_book_can_not_be_written_nothing_is_asked_to_go(office: Office, host: BusyHost) -> None:
+    office.failing["run_book"] = NoRoom("the disk is full", where="displaced.json", what="ENOSPC", fix="free some space").to_json()
+    for _ in range(12):
+        office.round()
+    assert host.asked == [] and office.run("low").detail == "waits for the run book of displaced work on gx10"
+    assert office.campaign().stage is CampaignStage.TRAINING, "and it is tried again"
+    del office.failing["run_book"]
+    office.until(CampaignStage.EVALUATED, 120)
+    assert office.states() == {"llm": "displaced", "book": "displaced"}
+
+
+def test_a_restore_that_failed_can_be_asked_for_again_and_each_asking_counts(office: Office, host: BusyHost) -> None:
+    office.until(CampaignStage.EVALUATED)
+    host.fails.add("llm")
+    answer = office.ask_restore()
+    assert [each["state"] for each in answer["displaced"]] == ["failed", "restored"]
+    assert "llm on gx10 could not be brought back: llm failed" in office.words()
+    host.fails.clear()
+    answer = office.ask_restore()
+    assert [each["state"] for each in answer["displaced"]] == ["restored", "restored"]
+    assert [asked for asked in host.asked if asked[:2] == ("restore", "llm") and asked[2]] == [("restore", "llm", 1), ("restore", "llm", 2)]
 
 
 def test_who_asked_to_be_told_is_told_of_work_that_does_not_go(host: BusyHost) -> None:
