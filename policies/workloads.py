@@ -80,7 +80,8 @@ class WorkloadSight:
 
 
 class DisplacedState(Word):
-    """`found` was shown and not touched; `held` waits for a person; `returned` runs again though nobody asked fleetd for it."""
+    """`found` was shown and not touched; `held` waits for a person; `returned` runs again though nobody asked fleetd for it; `left` stays away,
+    by a person's word."""
 
     FOUND = "found"
     STOPPING = "stopping"
@@ -90,16 +91,18 @@ class DisplacedState(Word):
     RESTORING = "restoring"
     RESTORED = "restored"
     FAILED = "failed"
+    LEFT = "left"
 
 
 DISPLACED_TRANSITIONS: dict[DisplacedState, frozenset[DisplacedState]] = {
     DisplacedState.FOUND: frozenset({DisplacedState.STOPPING, DisplacedState.HELD, DisplacedState.DISPLACED}),
-    DisplacedState.STOPPING: frozenset({DisplacedState.HELD, DisplacedState.DISPLACED, DisplacedState.RESTORING}),
-    DisplacedState.HELD: frozenset({DisplacedState.STOPPING, DisplacedState.DISPLACED, DisplacedState.RESTORING}),
-    DisplacedState.DISPLACED: frozenset({DisplacedState.RETURNED, DisplacedState.RESTORING}),
-    DisplacedState.RETURNED: frozenset({DisplacedState.DISPLACED, DisplacedState.RESTORING}),
-    DisplacedState.RESTORING: frozenset({DisplacedState.RESTORED, DisplacedState.FAILED}),
-    DisplacedState.FAILED: frozenset({DisplacedState.RESTORING}),
+    DisplacedState.STOPPING: frozenset({DisplacedState.HELD, DisplacedState.DISPLACED, DisplacedState.RESTORING, DisplacedState.LEFT}),
+    DisplacedState.HELD: frozenset({DisplacedState.STOPPING, DisplacedState.DISPLACED, DisplacedState.RESTORING, DisplacedState.LEFT}),
+    DisplacedState.DISPLACED: frozenset({DisplacedState.RETURNED, DisplacedState.RESTORING, DisplacedState.LEFT}),
+    DisplacedState.RETURNED: frozenset({DisplacedState.DISPLACED, DisplacedState.RESTORING, DisplacedState.LEFT}),
+    DisplacedState.RESTORING: frozenset({DisplacedState.RESTORED, DisplacedState.FAILED, DisplacedState.LEFT}),
+    DisplacedState.FAILED: frozenset({DisplacedState.RESTORING, DisplacedState.LEFT}),
+    DisplacedState.LEFT: frozenset({DisplacedState.RESTORING}),
     DisplacedState.RESTORED: frozenset(),
 }
 IN_THE_WAY = frozenset({DisplacedState.FOUND, DisplacedState.STOPPING, DisplacedState.HELD})

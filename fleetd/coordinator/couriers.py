@@ -223,7 +223,7 @@ class LocalCourier:
         argv = (self._python, "-m", "compileall", "-q", "-s", str(temporary), "-p", str(final), str(temporary))
         try:
             done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMPILE_SECONDS_MAX, check=False)
-            trouble = (done.stdout + done.stderr).strip() if done.returncode else None
+            trouble = ((done.stdout + done.stderr).strip() or f"exit status {done.returncode}") if done.returncode else None
         except (OSError, subprocess.TimeoutExpired) as fault:
             trouble = str(fault)
         if trouble is not None:

@@ -2,7 +2,7 @@
 
     found ─► stopping ─► displaced ─► restoring ─► restored
                ↓ ↑          ↓ ↑           ↓ ↑
-               held       returned       failed
+               held       returned       failed       left: stays away, by a person's word
 
 An order is sent again and again until the host says that it is done; only its words that differ become history. Nothing is signalled
 before the run book on the disk says how it is brought back. Away in the order of the plan, back in the reverse order, host by host.
@@ -35,6 +35,8 @@ HELD_LOOK_SECONDS = 5
 BOOTED_LOOK_SECONDS = 5
 """The same on a host that was booted since preflight, where a unit may be up by itself."""
 NAMES_SHOWN_MAX = 4
+BROUGHT_BACK = TO_RESTORE | {DisplacedState.LEFT}
+"""What a restore is about: also what a person had left away, and wants back now."""
 
 
 def room_held_up(pen: Pen, campaign: Campaign, host: HostPlan) -> str | None:
@@ -120,7 +122,7 @@ def _state_told(done: OrderDone, progress: Progress) -> DisplacedState:
 
 
 def restore(pen: Pen, request: Request) -> None:
-    """`target` a campaign, `host` one of its hosts or none, `now`: although runs are alive there."""
+    """`target` a campaign, `host` one of its hosts or none, `now`: although runs are alive there, `leave`: it stays away for good."""
     campaign = find_campaign(pen.fleet, str(request.body.get("target") or ""))
     assert campaign is not None
     host, actor = str(request.body.get("host") or ""), str(request.body.get("actor") or "user")
@@ -130,10 +132,15 @@ def restore(pen: Pen, request: Request) -> None:
         what = f"hosts of which it has displaced work: {known}"
         raise NotFound("nothing was displaced there", where=f"campaign {campaign.campaign_id}{f', host {host}' if host else ''}", what=what,
                        fix="fleetd status   (shows what a campaign has displaced)")
+    if request.body.get("leave"):
+        _leave(pen, campaign, items, actor, str(request.body.get("because") or ""))
+        now = [item for item in pen.campaign(campaign.campaign_id).displaced if host in ("", item.host)]
+        pen.answer(request, {"campaign_id": campaign.campaign_id, "displaced": [told(item) for item in now]})
+        return
     if not request.body.get("begun"):
         _check_free(pen, campaign, items, bool(request.body.get("now")))
         for item in items:
-            if item.state in TO_RESTORE:
+            if item.state in BROUGHT_BACK:
                 _move(pen, campaign, item, DisplacedState.RESTORING, "asked to be brought back", actor=actor)
                 campaign = pen.campaign(campaign.campaign_id)
         pen.keep(replace(request, body={**request.body, "begun": True}))
@@ -143,6 +150,13 @@ def restore(pen: Pen, request: Request) -> None:
         pen.keep(request)
         return
     pen.answer(request, {"campaign_id": campaign.campaign_id, "displaced": [told(item) for item in items]})
+
+
+def _leave(pen: Pen, campaign: Campaign, items: Iterable[Displaced], actor: str, because: str) -> None:
+    """A person's word that it is not wanted back: nothing is started, and nobody is told of it any more."""
+    for item in items:
+        if item.state in TO_RESTORE | {DisplacedState.RESTORING}:
+            _move(pen, pen.campaign(campaign.campaign_id), item, DisplacedState.LEFT, because or "it is not wanted back", actor=actor)
 
 
 def told(item: Displaced) -> dict[str, Any]:
@@ -184,7 +198,7 @@ def displaced_words(fleet: Fleet) -> list[tuple[str, datetime | None]]:
 
 
 def _check_free(pen: Pen, campaign: Campaign, items: Iterable[Displaced], now: bool) -> None:
-    hosts = {item.host for item in items if item.state in TO_RESTORE}
+    hosts = {item.host for item in items if item.state in BROUGHT_BACK}
     alive = [f"{run.candidate} on {run.host}" for run in pen.fleet.runs.values() if run.host in hosts and run.state not in SETTLED]
     alive += [f"{each.run_id} on {each.host}" for each in strangers(pen.fleet, pen.sight) if each.host in hosts]
     if alive and not now:

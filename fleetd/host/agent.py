@@ -1,7 +1,8 @@
 """The far end of the coordinator's one channel to a host: `<release>/fleetd/host agent ROOT`. JSON lines in, JSON lines out.
 
-It holds no state, watches nothing and signals nobody: it writes orders into run directories, reads what is there, and starts
-supervisors that are missing. It ends when its standard input does, and everything on the host goes on.
+It holds no state, watches nothing and signals nobody but displaced work of others, as it is told to (displacing.py): it writes orders
+into run directories, reads what is there, and starts supervisors that are missing. It ends when its standard input does, and everything
+on the host goes on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the dead leave behind on a host, and how it is taken away again by whoever still lives.
 
     a killed writer       .NAME-PID-….tmp beside the record it was about to replace
-    a killed agent        runs/.tmp-RUN-PID, half a run directory
+    a killed agent        runs/.tmp-RUN-PID, half a run directory; displaced/CAMPAIGN/.NAME-PID-….tmp
     a killed shim         the cgroup of its attempt
 
 The supervisor tidies its run when it starts and when an attempt is over; the agent tidies those that no supervisor watches any more.
@@ -58,6 +58,8 @@ def tidy_run(paths: RunPaths) -> bool:
 def tidy_root(paths: HostPaths) -> None:
     """Remove what killed agents left outside of the runs: half-made run directories, records of the root, cgroups of their probes."""
     sweep_temporaries(paths.root)
+    for place in paths.root.glob("displaced/*"):
+        sweep_temporaries(place)
     for folder in _groups_named(cgroups.PROBE_PREFIX):
         if _is_dead(folder.rpartition("-")[2]):
             _remove_group(folder)

@@ -116,22 +116,25 @@ def restore(
     campaign: Annotated[str, typer.Argument(metavar="CAMPAIGN")],
     host: Annotated[str, typer.Option(metavar="HOST", help="Only what was displaced on this host.")] = "",
     now: Annotated[bool, typer.Option("--now", help="Also while runs are still at work there.")] = False,
+    leave: Annotated[bool, typer.Option("--leave", help="It stays away for good: nothing is started, and nobody is told of it any more.")] = False,
     because: Because = "", as_json: AsJson = False,
 ) -> int:
     """Bring back what a campaign has displaced, in the reverse order. What runs already is recognised; nothing is started twice."""
     with terminal.connect() as client:
         found = find_campaign(client.status(), campaign)
-        answer = client.wish("restore", str(found["campaign_id"]), terminal.actor(), because, host=host, now=now)
+        answer = client.wish("restore", str(found["campaign_id"]), terminal.actor(), because, host=host, now=now, leave=leave)
     items = list(answer.get("displaced") or [])
     if as_json:
         terminal.emit(answer)
     for each in () if as_json else reversed(items):
         terminal.say(f"{words.one_line(each.get('name'))} on {words.one_line(each.get('host'))}: {_restored_words(each)}")
-    return EXIT_OK if all(each.get("state") in ("restored", "found") for each in items) else EXIT_ERROR
+    return EXIT_OK if all(each.get("state") in ("restored", "found", "left") for each in items) else EXIT_ERROR
 
 
 def _restored_words(each: dict[str, Any]) -> str:
     state, detail = each.get("state"), words.one_line(each.get("detail") or "")
+    if state == "left":
+        return f"it stays away: {detail}"
     if state == "found":
         return "it was never touched"
     if state == "restoring":

@@ -220,6 +220,14 @@ def test_what_was_never_shown_is_never_touched_and_nothing_starts_beside_it(offi
     assert "which was silent when preflight looked" in office.run("low").detail and not host.specs and host.asked == []
 
 
+def test_what_nobody_wants_back_is_said_once_and_told_no_more(office: Office, host: BusyHost) -> None:
+    office.until(CampaignStage.EVALUATED)
+    answer = office.ask_restore(leave=True, because="another box has it")
+    assert [(each["state"], each["detail"]) for each in answer["displaced"]] == [("left", "another box has it")] * 2
+    assert "displaced" not in office.words() and not any(host.runs_there.values())
+    assert [each["state"] for each in office.ask_restore()["displaced"]] == ["restored", "restored"], "a mind may change"
+
+
 def test_while_the_run_book_can_not_be_written_nothing_is_asked_to_go(office: Office, host: BusyHost) -> None:
     office.failing["run_book"] = NoRoom("the disk is full", where="displaced.json", what="ENOSPC", fix="free some space").to_json()
     for _ in range(12):

@@ -135,5 +135,6 @@ def test_nothing_is_lost_between_being_asked_to_end_and_being_back() -> None:
     assert set(DISPLACED_TRANSITIONS) == set(DisplacedState)
     for state in TO_RESTORE:
         assert DisplacedState.RESTORING in DISPLACED_TRANSITIONS[state]
-    assert {DisplacedState.RESTORED, DisplacedState.FOUND, DisplacedState.RESTORING} == set(DisplacedState) - TO_RESTORE
+        assert DisplacedState.LEFT in DISPLACED_TRANSITIONS[state], "whoever does not want it back can say so"
+    assert {DisplacedState.RESTORED, DisplacedState.FOUND, DisplacedState.RESTORING, DisplacedState.LEFT} == set(DisplacedState) - TO_RESTORE
     assert DisplacedState.DISPLACED not in IN_THE_WAY
