@@ -120,3 +120,8 @@ def test_every_fault_of_a_lock_is_told_at_once_with_the_line_of_the_plan_and_tha
         "plan.yaml:4: environment.lock: requirements.lock:1: 'numpy' names no one version",
         "plan.yaml:4: environment.lock: requirements.lock:2: an editable folder is another thing on every machine",
     ]
+
+
+def test_the_example_is_a_plan_that_can_be_launched() -> None:
+    (host,) = load_plan(Path(__file__).resolve().parents[1] / "examples" / "packages" / "plan.yaml").plan.hosts
+    assert host.environment is not None and host.environment.wheels == "auto"
