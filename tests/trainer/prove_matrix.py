@@ -48,7 +48,6 @@ ROWS: dict[str, dict[str, Any]] = {
     "with accumulation (llama, 4 x 1)": {"model": {"config": LLAMA}, "micro_batch": 1},
     "across epochs (gpt2, dropout)": {"model": {"config": GPT2}, "data": "small"},
     "drawn as zxell draws (llama)": {"model": {"config": {**LLAMA, "num_key_value_heads": 2}}, "sampler": "zxell"},
-    "compiled (gpt2, dropout)": {"model": {"config": GPT2}, "compile": True},
     "zxell import (from its step 20)": {},
 }
 IMPORTED_AT = 20
