@@ -254,7 +254,8 @@ changed between two attempts is not refused: the log says from which step on exa
 
 **A plan can ask for it**: `proof: {{steps: 20, required: false}}` of a candidate lets a fresh process take its last steps again when the training
 is over, under the same cap and never beyond the cutoff. With `compile: true` the body's arithmetic is `torch.compile`'s: another training than
-without (its losses differ in the last places), bit-equal to itself over stops, and refused under another compiler or processor.
+without (its losses differ in the last places), refused under another compiler or processor, and bit-equal to itself over a stop and a resume within
+one process (`tests/trainer/long_compiled.py`); between processes that each compile for themselves that was not shown yet: ask `prove`.
 
 For your own run: `fleetd-trainer prove RUN_DIR` takes the newest stretch between two checkpoints again and says for each part exact, inexact from
 which step, or unknown and why; exit 0 exact, 32 inexact, 30 not provable. `--from STEP`, `--steps N`, `--json`, `--record` (evidence/exactness.json).
