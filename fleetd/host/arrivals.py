@@ -1,11 +1,12 @@
 """A tree on its way into a folder: what is there, what comes, whether it is right, and whether the disk has it. Used by the stager.
 
-Hashing and syncing have a thread each beside the one that reads and writes, so that a fast line is not kept waiting by either; what is
-not yet on the disk is bounded, so that the end is never a long silence.
+Hashing has a thread beside the one that reads and writes. The disk is told early to begin, and asked only at the end whether it is done: a
+sync in between would hold up the writes behind it. While it is waited for, signs of life are given.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import select
@@ -13,9 +14,8 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -23,8 +23,11 @@ from fleetd.host.porter import Refused, sync
 
 FRAME_BYTES_MAX = 1024 * 1024
 """What is read at once, and hashed while the next part is read."""
-UNSYNCED_BYTES_MAX = 64 * 1024 * 1024
-UNSYNCED_FILES_MAX = 32
+PIPE_BYTES = 1024 * 1024
+BEGIN_BYTES = 16 * 1024 * 1024
+"""So much is handed to the disk at once, without waiting for it."""
+SYNCS_MAX = 4
+"""Several syncs at a time share one commit of the file system's journal."""
 HAVE_BYTES_MAX, HAVE_BYTES_EACH = 4 * 1024 * 1024, 100
 """What there is has to fit into one answer."""
 SETTLE_WORD_SECONDS = 1.0
@@ -73,8 +76,6 @@ class Arrival:
         self._whole: set[str] = set()
         self._begun: dict[str, Any] = {}
         self._hashing = ThreadPoolExecutor(1, thread_name_prefix="hash")
-        self._syncing = ThreadPoolExecutor(1, thread_name_prefix="sync")
-        self._unsynced: deque[Future[None]] = deque()
         self._buffers = [memoryview(bytearray(FRAME_BYTES_MAX)) for _ in range(2)]
 
     def look(self, told: Callable[[int], None]) -> dict[str, list[Any]]:
@@ -123,7 +124,6 @@ class Arrival:
                     self._take(file.fileno(), feed, size - offset, digest, told)
                     if digest.hexdigest() != sha256:
                         raise Refused("damaged", f"it arrived as SHA-256 {digest.hexdigest()}, sent was {sha256}", place)
-                    self._sync_later(file.fileno())
             except Refused as fault:
                 if fault.kind == "damaged":
                     os.unlink(place)
@@ -132,11 +132,13 @@ class Arrival:
 
     def settle(self, told: Callable[[int], None]) -> None:
         """All of it durable, folders last."""
-        while self._unsynced:
-            done, _ = wait([self._unsynced[0]], SETTLE_WORD_SECONDS)
-            told(0)
-            if done:
-                self._unsynced.popleft().result()
+        with ThreadPoolExecutor(SYNCS_MAX, thread_name_prefix="sync") as pool:
+            left = {pool.submit(sync_file, os.path.join(self.folder, path)) for path in self.files}
+            while left:
+                done, left = wait(left, SETTLE_WORD_SECONDS, FIRST_EXCEPTION)
+                told(0)
+                for each in done:
+                    each.result()
         for base, _, _ in os.walk(self.folder, topdown=False):
             sync(base)
             told(0)
@@ -144,7 +146,7 @@ class Arrival:
     def _take(self, target: int, feed: Feed, left: int, digest: Any, told: Callable[[int], None]) -> None:
         """`left` bytes into the file, hashed while the next ones come."""
         hashing: list[Future[None]] = []
-        turn, unsynced = 0, 0
+        turn, unbegun, position = 0, 0, os.lseek(target, 0, os.SEEK_CUR)
         try:
             while left:
                 while len(hashing) >= len(self._buffers):
@@ -154,18 +156,14 @@ class Arrival:
                 part = view[:count]
                 hashing.append(self._hashing.submit(digest.update, part))
                 write_all(target, part)
-                turn, left, unsynced = 1 - turn, left - count, unsynced + count
+                turn, left, unbegun = 1 - turn, left - count, unbegun + count
                 told(count)
-                if unsynced >= UNSYNCED_BYTES_MAX:
-                    self._sync_later(target)
-                    unsynced = 0
+                if unbegun >= BEGIN_BYTES:
+                    # posix_fadvise(2): what is dirty begins to be written, and nobody waits for it.
+                    os.posix_fadvise(target, position, unbegun, os.POSIX_FADV_DONTNEED)
+                    position, unbegun = position + unbegun, 0
         finally:
             wait(hashing)
-
-    def _sync_later(self, descriptor: int) -> None:
-        while len(self._unsynced) >= UNSYNCED_FILES_MAX:
-            self._unsynced.popleft().result()
-        self._unsynced.append(self._syncing.submit(sync_and_close, os.dup(descriptor)))
 
 
 class Pull:
@@ -189,6 +187,8 @@ class Pull:
         except OSError as fault:
             self._clear()
             raise Refused("link", f"there is no ssh on this host: {fault.strerror}") from fault
+        assert self._process.stdout is not None
+        widen(self._process.stdout.fileno())
         try:
             self._ask()
         except BaseException:
@@ -278,7 +278,16 @@ def parts_of(place: str) -> Iterator[bytes]:
             yield part
 
 
-def sync_and_close(descriptor: int) -> None:
+def widen(descriptor: int) -> None:
+    """A larger pipe means fewer turns. It may be something else, or more than this user is allowed."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    except OSError:
+        pass
+
+
+def sync_file(place: str) -> None:
+    descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fleetd.host.arrivals import Arrival, Feed, Frames, GaveUp, Pull
+from fleetd.host.arrivals import Arrival, Feed, Frames, GaveUp, Pull, widen
 from fleetd.host.porter import LEFTOVER, Refused, Talk, sweep, sync, tree_path, wrong_with
 
 WORD_SECONDS = 1.0
@@ -34,6 +34,7 @@ class Stager(Talk):
         super().__init__(source, target)
         self.root, self.folder, self._lock, self._said_at = root, "", -1, 0.0
         self.arrival: Arrival | None = None
+        widen(source)
 
     def do_begin(self, request: dict[str, Any]) -> dict[str, Any]:
         self.folder = tree_path(self.root, request)
