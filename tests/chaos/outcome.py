@@ -106,10 +106,14 @@ def _places() -> list[str]:
 
 
 def _held_locks(root: Path) -> list[Path]:
-    """Files of the installation that /proc/locks names."""
+    """Files of the installation that /proc/locks names, by device and inode: on two small file systems equal inodes are no rarity."""
     with open("/proc/locks", encoding="ascii") as file:
-        inodes = {int(line.split()[-3].rpartition(":")[2]) for line in file if "->" not in line}
-    return [path for path in root.rglob("*lock*") if path.is_file() and path.stat().st_ino in inodes]
+        held = {line.split()[-3] for line in file if "->" not in line}
+    return [path for path in root.rglob("*lock*") if path.is_file() and _place_of(path.stat()) in held]
+
+
+def _place_of(stat: os.stat_result) -> str:
+    return f"{os.major(stat.st_dev):02x}:{os.minor(stat.st_dev):02x}:{stat.st_ino}"
 
 
 def _bytes(path: Path) -> bytes | None:
