@@ -131,13 +131,3 @@ def test_a_hog_makes_room_and_comes_back_once_though_agent_and_coordinator_die_o
     assert json.loads((tmp_path / "hog.json").read_text())["seen"] == "hello" and len(story.hog.living()) == 1
     audit = next((story.coordinator.root / "displaced").glob("*/audit.jsonl")).read_text(encoding="utf-8").splitlines()
     assert {json.loads(line)["pid"] for line in audit} == {story.hog.pid}
-
-
-def test_a_pattern_that_fits_nothing_is_refused_before_anything_is_touched(story: Story) -> None:
-    story.coordinator.start()
-    plan = story.coordinator.plan()
-    wrong = replace(story.hog.workload, pattern="no such hog anywhere")
-    plan = replace(plan, hosts=(replace(plan.hosts[0], displace=(story.hog.workload, replace(wrong, name="other"))),))
-    answer = story.coordinator.call("POST", "launch", json={"plan": encode(plan), "plan_text": "name: commands", "actor": "user:test"})
-    assert answer.status_code == 422 and answer.json()["title"] == "other does not run", answer.text
-    assert story.hog.living() == [story.hog.pid]
