@@ -27,7 +27,8 @@ def test_temporaries_of_the_last_life_are_removed_and_nothing_else(tmp_path: Pat
     paths = StatePaths(tmp_path)
     campaign = paths.campaign(CAMPAIGN)
     trees = [campaign.store_checkpoints / ".tmp-run-8", campaign.vault / ".tmp-test", campaign.store_run("r") / "predictions" / "test" / ".tmp-base"]
-    kept = [campaign.store_checkpoints / ("d" * 64), campaign.vault / "test", campaign.store_run("r") / "predictions" / "test"]
+    trees.append(paths.wheelhouses / ".tmp-0123abcd-7")
+    kept = [paths.wheelhouses / ("e" * 64), campaign.store_checkpoints / ("d" * 64), campaign.vault / "test", campaign.store_run("r") / "predictions" / "test"]
     for folder in (*trees, *kept, campaign.results):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "file").touch()
@@ -36,7 +37,7 @@ def test_temporaries_of_the_last_life_are_removed_and_nothing_else(tmp_path: Pat
 
     removed = tidy_state(paths)
 
-    assert len(removed) == 6
+    assert len(removed) == 7
     assert not any(folder.exists() for folder in trees) and all((folder / "file").exists() for folder in kept)
     assert not list(tmp_path.rglob("*.tmp"))
 
