@@ -16,12 +16,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from packaging.utils import canonicalize_name
+
 from fleetd import logs
 from fleetd.campaign import EnvironmentPlan, HostPlan
 from fleetd.coordinator.couriers import Courier, TreeKind
 from fleetd.coordinator.specs import SSH_PYTHON, agent_python
 from fleetd.coordinator.wheelhouses import Wanted, Wheelhouse, Wheelhouses, unpacked_bytes
-from fleetd.environments import WHEELS, EnvironmentAnswer, EnvironmentMark, EnvironmentOrder, Interpreter, environment_name, environment_python
+from fleetd.environments import (
+    REGISTRY,
+    WHEELS,
+    EnvironmentAnswer,
+    EnvironmentMark,
+    EnvironmentOrder,
+    Interpreter,
+    environment_name,
+    environment_python,
+)
 from fleetd.files import read_record, write_record, write_text
 from fleetd.paths import CampaignPaths
 from fleetd.plan_lock import Lock, Pin, read_lock, read_lock_file
@@ -61,7 +72,7 @@ class Prepared:
     def expected(self, root: str) -> PythonSurvey:
         """Its Python as it will be. Which builds a host will fetch from an index nobody knows before: `packages` is empty then."""
         found, wheels = self.interpreter, (entry.path for entry in self.wheelhouse.entries if entry.path.startswith(f"{WHEELS}/"))
-        versions = {path.partition("/")[2].split("-")[0].lower().replace("_", "-"): path.split("-")[1] for path in wheels}
+        versions = {str(canonicalize_name(path.partition("/")[2].split("-")[0])): path.split("-")[1] for path in wheels}
         return PythonSurvey(
             program=environment_python(root, self.name), fault=None, version=found.version, implementation=found.implementation,
             architecture=found.machine, is_expected=True,
@@ -88,6 +99,9 @@ class Environments:
         if looked["error"] is not None:
             raise _at(host, from_json(looked["error"]))
         interpreter = decode(Interpreter, looked["interpreter"], "interpreter")
+        if interpreter.implementation != "cpython" and asked.wheels != REGISTRY:
+            what, fix = f"{interpreter.program} there is {interpreter.implementation}", "wheels: registry, or name a CPython as environment.python"
+            raise RequestRefused("wheels are chosen for CPython only", where=f"host {host.name}", what=what, fix=fix)
         pins = _pins(host, lock, interpreter)
         wanted = Wanted(lock_sha256=asked.lock_sha256, pins=pins, interpreter=interpreter, source=asked.wheels)
         try:

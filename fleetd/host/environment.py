@@ -172,6 +172,8 @@ def _make(
         shutil.rmtree(leftover, ignore_errors=True)
     began_seconds = time.monotonic()
     try:
+        if place.exists():
+            raise OSError(errno.ENOTEMPTY, "what a build has left half-made can't be removed", str(place))
         os.mkdir(scratch)
         steps = Steps(log=log, lock=lock, environment=_environment(order, scratch), until_seconds=until_seconds)
         steps.begin(f"environment {name}, from {source.program}")

@@ -14,6 +14,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -30,7 +31,7 @@ def describe(modules: list[str], are_files_read: bool) -> dict[str, Any]:
     packages: dict[str, Any] = {}
     with ThreadPoolExecutor(READERS) as readers:
         for distribution in importlib.metadata.distributions():
-            name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
+            name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()  # as PEP 503 compares names
             if name and name not in packages:  # the first on the path is the one that is imported
                 packages[name] = _package(distribution, readers, are_files_read)
     return {

@@ -28,7 +28,8 @@ def test_temporaries_of_the_last_life_are_removed_and_nothing_else(tmp_path: Pat
     campaign = paths.campaign(CAMPAIGN)
     trees = [campaign.store_checkpoints / ".tmp-run-8", campaign.vault / ".tmp-test", campaign.store_run("r") / "predictions" / "test" / ".tmp-base"]
     trees.append(paths.wheelhouses / ".tmp-0123abcd-7")
-    kept = [paths.wheelhouses / ("e" * 64), campaign.store_checkpoints / ("d" * 64), campaign.vault / "test", campaign.store_run("r") / "predictions" / "test"]
+    kept = [paths.wheelhouses / ("e" * 64)]
+    kept += [campaign.store_checkpoints / ("d" * 64), campaign.vault / "test", campaign.store_run("r") / "predictions" / "test"]
     for folder in (*trees, *kept, campaign.results):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "file").touch()
