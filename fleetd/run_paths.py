@@ -17,6 +17,11 @@ class RunPaths:
         return self.root / "run.json"
 
     @property
+    def boot(self) -> Path:
+        """In which boot of its host the order came."""
+        return self.root / "boot.json"
+
+    @property
     def task(self) -> Path:
         """Settings of our trainer, absent for a user's own command."""
         return self.root / "task.json"

@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fleetd import faults
+from fleetd import clock, faults
 from fleetd.files import create_record, overwrite, read_record, sync_folder, write_record
 from fleetd.host.checkpoints import CheckpointClaim as CheckpointClaim
 from fleetd.host.checkpoints import choose_resume as choose_resume
@@ -98,6 +98,7 @@ def create_run(paths: RunPaths, spec: RunSpec, task: dict[str, Any] | None, want
         for lock in (temporary.lock, temporary.trainer_lock, temporary.orders / "lock"):
             lock.touch(mode=0o644)  # made now, so that a disk which is full later keeps nobody from taking it
         write_record(temporary.order, spec)
+        write_record(temporary.boot, {"boot_id": clock.boot_id()})
         if task is not None:
             write_record(temporary.task, task)
         write_record(temporary.want, want)
@@ -119,6 +120,16 @@ def create_run(paths: RunPaths, spec: RunSpec, task: dict[str, Any] | None, want
 
 def read_spec(paths: RunPaths) -> RunSpec:
     return decode(RunSpec, read_record(paths.order), str(paths.order))
+
+
+def came_in_this_boot(paths: RunPaths) -> bool:
+    """Whether this order came since the host was started. True where nobody has noted it: then it is an older release's."""
+    try:
+        return bool(read_record(paths.boot)["boot_id"] == clock.boot_id())
+    except (FileNotFoundError, KeyError):
+        return True
+    except (OSError, WireError):
+        return False
 
 
 def read_want(paths: RunPaths) -> WantOrder | None:

@@ -30,9 +30,9 @@ def is_synchronised() -> bool | None:
 
 
 def began_in_this_boot(paths: RunPaths, newest_attempt: int) -> bool:
-    """Whether a run whose memory is gone began in this boot: it is new, or its newest trainer was born in it."""
+    """Whether a run without a memory began in this boot: its order came in it, or its newest trainer was born in it."""
     if newest_attempt == 0:
-        return True
+        return rundir.came_in_this_boot(paths)
     try:
         record = rundir.read_attempt(paths, newest_attempt)
     except (OSError, WireError):

@@ -103,7 +103,7 @@ class VirtualRun:
 
     def __init__(self, machine: Machine, spec: RunSpec, task: dict[str, Any] | None, want: WantOrder) -> None:
         self.machine, self.spec, self.task, self.want = machine, spec, task, want
-        self.run_id = spec.run_id
+        self.run_id, self.came_in_boot = spec.run_id, machine.boot_id
         self.cutoff: CutoffOrder | None = None
         self.cutoff_told_at = 0.0
         self.acknowledged = 0

@@ -200,7 +200,8 @@ class VirtualSupervisor(Supervisor):
 
     def _began_in_this_boot(self) -> bool:
         record = self.run_dir.attempts[self.history.attempt].record if self.history.attempt else None
-        return self.history.attempt == 0 or (record is not None and record.identity.boot_id == self.machine.boot_id)
+        born_in = record.identity.boot_id if record is not None else self.run_dir.came_in_boot if not self.history.attempt else None
+        return born_in == self.machine.boot_id
 
     def _known_time(self, moment: Moment) -> ClockPair | None:
         kept = self.machine.kept
