@@ -179,7 +179,11 @@ class Faults:
 
         self._for_a_while(5.0, 120.0, free)
 
-    def _fill(self, machine: Machine) -> None:
+    def _full_host_for_long(self) -> None:
+        """Longer than any silence of a trainer that is not stalled."""
+        self._fill(self._machine(), 80.0)
+
+    def _fill(self, machine: Machine, least_seconds: float = 1.0) -> None:
         if machine.is_disk_full:
             return
         machine.is_disk_full = True
@@ -189,7 +193,7 @@ class Faults:
             machine.is_disk_full = False
             self.world.say(machine.name, "its disk has room again")
 
-        self._for_a_while(1.0, 140.0, free)
+        self._for_a_while(least_seconds, 140.0, free)
 
     def _hog(self) -> None:
         """Somebody else takes memory until little or nothing is left above the floor."""

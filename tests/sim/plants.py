@@ -313,7 +313,7 @@ PLANTS = (
     Plant("10", no_deadline),
     Plant("10", start_before_the_time_is_known, ("reboot",)),
     Plant("11", kill_when_the_journal_is_full, ("full_host",)),
-    Plant("11", silence_on_a_full_disk, ("full_host",)),
+    Plant("11", silence_on_a_full_disk, ("full_host_for_long",)),
     Plant("11", start_without_room, ("crowd_host", "kill_trainer")),
     Plant("12", start_before_the_record, ("full_office",)),
     Plant("12", no_reason),
