@@ -13,7 +13,7 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).resolve().parents[1] / "live")]
 
-from outcome import leftovers
+from outcome import leftovers  # noqa: E402 (found by path)
 
 pytestmark = [pytest.mark.live, pytest.mark.skipif(os.geteuid() != 0, reason="mounts two small file systems")]
 
