@@ -146,13 +146,17 @@ def ways(rsync: str | None) -> dict[str, Callable[[Place], dict[str, float]]]:
         found["rsync -a --fsync"] = by_command(
             rsync, "-a", "--fsync", f"--rsync-path={rsync}", "-e", "ssh -F {config}", "{source}/", "spark-a:{target}",
         )
+        same = f"{rsync} -a --fsync --rsync-path={rsync} -e 'ssh -F {{config}}' {{source}}/ spark-a:{{target}}"
+        found["rsync -a --fsync, then sha256sum there"] = by_command(
+            "sh", "-c", f"{same} && ssh -F {{config}} spark-a 'sha256sum {{target}}/*' > /dev/null",
+        )
     return found
 
 
-def measure(megabytes: int, rounds: int, rsync: str | None) -> dict[str, list[dict[str, float]]]:
+def measure(megabytes: int, rounds: int, rsync: str | None, only: list[str] | None = None) -> dict[str, list[dict[str, float]]]:
     found: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory(prefix="fleetd-bench-") as folder, place_for(Path(folder), megabytes) as place:
-        turns = list(ways(rsync).items())
+        turns = [(name, way) for name, way in ways(rsync).items() if not only or name in only or name == "ours"]
         for number in range(rounds + 1):
             for name, way in turns[number % len(turns):] + turns[: number % len(turns)]:
                 os.sync()  # what an earlier turn has left in memory is not this one's to write
@@ -181,7 +185,7 @@ def table_of(found: dict[str, list[dict[str, float]]], megabytes: int) -> str:
         ratio = f"{median[name] / ours_seconds:.2f}" if name != "ours" else ""
         lines.append(f"| {name} | {median[name]:.2f} s | {min(seconds):.2f} to {max(seconds):.2f} s | {megabytes / median[name]:.0f} | {ratio} |")
     lines += [
-        "", f"Of ours {parts['sending']:.2f} s are the sending, every byte hashed by the receiver as it arrives and handed to the disk, and "
+        "", f"Of ours {parts['sending']:.2f} s are the sending, every byte hashed by the receiver as it arrives, and "
         f"{parts['settling']:.2f} s what follows: waiting for the disk, rename; {rest:.2f} s the connection, login, two starts of Python "
         f"and the look at what is there. Against the quicker of `rsync -a` and `scp -r` as they come ({quickest}) ours is "
         f"{median[quickest] / ours_seconds:.2f} times as quick.",
@@ -194,11 +198,12 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rsync", default=shutil.which("rsync"), help="the rsync to use on both ends")
+    parser.add_argument("--only", action="append", help="beside ours only this way, such as 'scp -r'; may be given again")
     parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
     given = parser.parse_args()
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)  # both ends and every way inherit it
-    text = table_of(measure(given.megabytes, given.rounds, given.rsync), given.megabytes)
+    text = table_of(measure(given.megabytes, given.rounds, given.rsync, given.only), given.megabytes)
     print(text)
     if given.write:
         before, _, rest = TABLE.read_text(encoding="utf-8").partition(START)
