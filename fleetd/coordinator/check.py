@@ -21,6 +21,7 @@ from fleetd.coordinator.preflight import HOSTS_AT_ONCE_MAX, HostLook, Preflight,
 from fleetd.coordinator.releases import Releases
 from fleetd.coordinator.ssh_courier import SshCourier
 from fleetd.coordinator.ssh_road import SshRoad
+from fleetd.coordinator.staging import source_faults
 from fleetd.model import Owner
 from fleetd.paths import StatePaths, state_root
 from fleetd.wire import LINE_BYTES_MAX, WireError, decode, dumps, loads
@@ -46,9 +47,10 @@ def check_hosts(plan: Plan, *, own_python: str, releases: Releases) -> Preflight
         found = dict(zip((host.name for host in plan.hosts), workers.map(look, plan.hosts), strict=True))
     looks = {name: each for name, each in found.items() if isinstance(each, HostLook)}
     faults = {name: each for name, each in found.items() if isinstance(each, ExplainedError)}
+    data = tuple(Finding(host="", refuses=True, title=each.title, what=f"{each.where}: {each.what}", fix=each.fix) for each in source_faults(plan))
     unseen = tuple(Finding(host=name, refuses=True, title=each.title, what=each.what, fix=each.fix) for name, each in faults.items())
     silent = {name: each.to_json() for name, each in faults.items()}
-    return Preflight(at=clock.read().now, parity=parity_of(plan), looks=looks, findings=(*unseen, *judge(plan, looks)), silent=silent)
+    return Preflight(at=clock.read().now, parity=parity_of(plan), looks=looks, findings=(*data, *unseen, *judge(plan, looks)), silent=silent)
 
 
 def _look_here(plan: Plan, host: HostPlan, own_python: str, releases: Releases) -> HostLook:

@@ -83,6 +83,20 @@ def check_contents(source: Path, names: tuple[str, ...]) -> None:
             raise TreeFault(source / name, what)
 
 
+def source_faults(plan: Plan) -> tuple[ExplainedError, ...]:
+    """What the first bytes and the sizes of all files of the plan's data say against them: seen without reading them whole."""
+    found = []
+    for role in plan.data:
+        source = Path(plan.directory) / role.path
+        try:
+            check_contents(source, files_shown(source, role))
+        except TreeFault as fault:
+            found.append(_unreadable(role, fault.path, fault.what))
+        except OSError as fault:
+            found.append(_unreadable(role, source, str(fault)))
+    return tuple(found)
+
+
 def check_disjoint(collected: tuple[CollectedRole, ...]) -> None:
     """RequestRefused when one file is both open (train, validation) and reserved data: the judgement would be worthless."""
     seen = {entry.sha256: (role, entry) for role in collected if role.role.split in OPEN_SPLITS for entry in role.content}

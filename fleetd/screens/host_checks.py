@@ -59,7 +59,8 @@ def faults_of(looked: Document) -> list[ExplainedError]:
         if each.get("refuses"):
             told = silent.get(each.get("host")) or {}
             kind = ERRORS_BY_NAME.get(str(told.get("error")), RequestRefused) if told.get("title") == each["title"] else RequestRefused
-            faults.append(kind(each["title"], where=f"host {each['host']}", what=each["what"], fix=each["fix"]))
+            where = f"host {each['host']}" if each["host"] else "the plan's data"
+            faults.append(kind(each["title"], where=where, what=each["what"], fix=each["fix"]))
     return sorted(faults, key=lambda fault: isinstance(fault, HostUnreachable))
 
 
@@ -69,6 +70,11 @@ def host_rows(looked: Document, name: str) -> Rows:
     rows: Rows = [] if look is None else [*_seen(look["survey"], look), *_caps(look), *_python(look), *_environment(look), *_displaced(look)]
     told = [each for each in looked.get("findings") or [] if each.get("host") == name]
     return [*rows, *(("", [_finding(each)]) for each in told)]
+
+
+def data_rows(looked: Document) -> Rows:
+    """What was said of the plan's own data, which belongs to no host."""
+    return [("", [_finding(each)]) for each in looked.get("findings") or [] if not each.get("host")]
 
 
 def _finding(each: Document) -> Line:

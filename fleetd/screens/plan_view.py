@@ -17,7 +17,7 @@ from fleetd.plan_rules import cutoff_if_launched
 from fleetd.plan_units import Seconds, SizeBytes, show_duration, show_moment, show_size, write_duration, write_size
 from fleetd.screens import layout
 from fleetd.screens.document import Document
-from fleetd.screens.host_checks import host_rows, shown_looked
+from fleetd.screens.host_checks import data_rows, host_rows, shown_looked
 from fleetd.screens.layout import Line, Span, Tone, line, quiet
 from policies.deadlines import reserve_seconds
 from policies.facts import RESERVED_SPLITS, CapGrade, format_moment
@@ -37,7 +37,8 @@ def render_check(loaded: LoadedPlan, now: datetime, *, width: int = 100, looked:
     lines += _section("if launched now", _when(loaded, now), width)
     rows = [row for host in plan.hosts for row in (*_host(loaded, host), *host_rows(looked or {}, host.name))]
     lines += _section("hosts", rows, width)
-    lines += _section("data", [_data(loaded, role) for role in plan.data] or [("none", [line("commands read what they like")])], width)
+    data = [_data(loaded, role) for role in plan.data] or [("none", [line("commands read what they like")])]
+    lines += _section("data", [*data, *data_rows(looked or {})], width)
     lines += _candidates(loaded, width)
     lines += _section("then", _afterwards(loaded), width)
     return lines

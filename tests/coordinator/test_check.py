@@ -11,7 +11,8 @@ import psutil
 import pytest
 from virtual_fleet import START, candidate, plan
 
-from fleetd.campaign import EnvironmentPlan, HostPlan, Plan
+from fleetd.campaign import DataRole, EnvironmentPlan, HostPlan, Plan
+from fleetd.contents import LFS_POINTER
 from fleetd.coordinator.check import check_hosts
 from fleetd.coordinator.needs import trainer_modules, weight_count
 from fleetd.coordinator.preflight import Preflight
@@ -22,7 +23,7 @@ from fleetd.paths import HostPaths, StatePaths
 from fleetd.screens import layout
 from fleetd.screens.host_checks import host_rows
 from fleetd.wire import decode, dumps, encode
-from policies.facts import GIB, MIB
+from policies.facts import GIB, MIB, Split
 from policies.surveys import Finding
 from policies.workloads import Restart, Workload
 
@@ -110,6 +111,14 @@ def said(seen: Preflight) -> list[str]:
 def test_work_that_would_make_room_is_shown_and_left_alone(releases: Releases, tmp_path: Path) -> None:
     wrong = Workload(name="llm", pattern="no such work anywhere", uid=0, restart=Restart(command=("true",)))
     assert refused(releases, asked(local(tmp_path, displace=(wrong,)))).title == "llm does not run"
+
+
+def test_a_pointer_among_the_plans_data_is_found_by_a_check_already(releases: Releases, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    role = DataRole(split=Split.TRAIN, path="data")
+    found = refused(releases, replace(asked(local(tmp_path)), directory=str(tmp_path), data=(role,)))
+    assert found.title == "the train data can't be used" and found.what == f"{tmp_path}/data/model.safetensors: {LFS_POINTER}"
 
 
 def test_the_size_of_a_model_is_estimated_from_its_config() -> None:

@@ -61,6 +61,7 @@ SEEN: dict[str, Any] = {
     }},
     "findings": [
         {"host": "box", "refuses": False, "title": "a reboot is pending", "what": "asked for", "fix": "reboot it"},
+        {"host": "", "refuses": True, "title": "the train data can't be used", "what": "model.safetensors: it is cut short", "fix": "repair it"},
         {"host": "away", "refuses": True, "title": "no way there", "what": "No route to host", "fix": "ssh away"},
         {"host": "box", "refuses": True, "title": "the clocks disagree", "what": "2 min", "fix": "timedatectl"},
     ],
@@ -77,7 +78,7 @@ def test_the_check_shows_everything_that_a_host_showed_of_itself_and_what_is_sai
         "user ada, does not linger · no reboot pending", "cgroup: A absent  no cgroup is mounted", "sampler: S sampled",
         "/opt/python is Python 3.12.3 · torch 2.13.0+cu130 · 2 packages, every file read",
         "~ worth knowing: a reboot is pending: asked for  (reboot it)",
-        "! refused: the clocks disagree: 2 min  (timedatectl)",
+        "! refused: the clocks disagree: 2 min  (timedatectl)", "! refused: the train data can't be used: model.safetensors: it is cut short",
     ):
         assert words in text, words
     assert check_document(loaded, NOW, SEEN)["looked"]["looks"]["box"]["python"]["packages"] == 2
@@ -86,7 +87,8 @@ def test_the_check_shows_everything_that_a_host_showed_of_itself_and_what_is_sai
 
 def test_a_refusal_is_told_as_its_own_kind_of_error_and_before_a_host_that_is_away() -> None:
     faults = faults_of(SEEN)
-    assert [(type(each).__name__, each.title, each.exit_code) for each in faults] == [
+    assert faults[0].where == "the plan's data"
+    assert [(type(each).__name__, each.title, each.exit_code) for each in faults[1:]] == [
         ("RequestRefused", "the clocks disagree", 3), ("HostUnreachable", "no way there", 8),
     ]
 
