@@ -186,7 +186,7 @@ def table_of(found: dict[str, list[dict[str, float]]], megabytes: int) -> str:
         lines.append(f"| {name} | {median[name]:.2f} s | {min(seconds):.2f} to {max(seconds):.2f} s | {megabytes / median[name]:.0f} | {ratio} |")
     lines += [
         "", f"Of ours {parts['sending']:.2f} s are the sending, every byte hashed by the receiver as it arrives, and "
-        f"{parts['settling']:.2f} s what follows: waiting for the disk, rename; {rest:.2f} s the connection, login, two starts of Python "
+        f"{parts['settling']:.2f} s what follows: waiting for the disk, rename; {rest:.2f} s the connection, login, the start of Python "
         f"and the look at what is there. Against the quicker of `rsync -a` and `scp -r` as they come ({quickest}) ours is "
         f"{median[quickest] / ours_seconds:.2f} times as quick.",
     ]

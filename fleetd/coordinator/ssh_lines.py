@@ -179,6 +179,13 @@ exec {word} -I -c {shlex.quote(loader)}
     return [int(part) for part in version]
 
 
+def become(lines: ChannelLines, argv: tuple[str, ...], until_seconds: float) -> None:
+    """From a shell that reads commands to a program that reads what we say next."""
+    halves = secrets.token_hex(8), secrets.token_hex(8)
+    lines.write(f"{{\nprintf '%s%s\\n' {halves[0]} {halves[1]}\nexec {shlex.join(argv)}\n}}\n".encode(), until_seconds)
+    lines.skip_past("".join(halves).encode(), until_seconds)
+
+
 def _left(until_seconds: float) -> float:
     left_seconds = until_seconds - time.monotonic()
     if left_seconds <= 0:

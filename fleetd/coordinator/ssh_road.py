@@ -77,10 +77,9 @@ class SshRoad:
         log = f"{self.plan.root}/agent.log on the host"
         return HostUnreachable(f"host {self.plan.name} does not answer", where=self.plan.place, what=what, fix=f"it is tried again; see {log}")
 
-    def porter(self, until_seconds: float, lines: ChannelLines | None = None) -> Porter:
-        """A porter on the living connection or on a shell of the caller's, with the root made; the caller closes it. RequestRefused when the
-        host can't run one."""
-        lines = lines or self.lines(until_seconds)
+    def porter(self, until_seconds: float) -> Porter:
+        """A porter on the living connection, with the root made; the caller closes it. RequestRefused when the host can't run one."""
+        lines = self.lines(until_seconds)
         try:
             try:
                 enter(lines, self.python, until_seconds)

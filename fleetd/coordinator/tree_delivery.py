@@ -22,7 +22,7 @@ from fleetd import faults
 from fleetd.coordinator.couriers import damaged_source
 from fleetd.coordinator.data_link import Link, NoLink, why_it_gave_nothing
 from fleetd.coordinator.deliveries import Delivery
-from fleetd.coordinator.ssh_lines import TROUBLES, ChannelLines, ShortFile, in_words
+from fleetd.coordinator.ssh_lines import TROUBLES, ChannelLines, ShortFile, become, in_words
 from fleetd.coordinator.ssh_road import SshRoad, refusal
 from fleetd.coordinator.trees import TreeFault, manifest_bytes, read_entry
 from fleetd.wire import dumps
@@ -36,6 +36,7 @@ SILENCE_SECONDS_MAX = 60.0
 """So long may a host take no bytes and say nothing."""
 LINK_SILENCE_SECONDS_MAX = 90.0
 """A host waits for its neighbour a little shorter, and says so then."""
+ENTRY = "fleetd/host/__main__.py"
 FRAME_BYTES = 1024 * 1024
 HASH_BYTES = 1024 * 1024
 CONTROL, SSH = "control connection", "ssh"
@@ -237,14 +238,15 @@ class Stager:
 
 
 def start_stager(road: SshRoad, release: str, until_seconds: float, lines: ChannelLines | None = None) -> Stager:
-    """A stager on a channel of the control connection, or on a login shell of the caller's, who closes it."""
-    porter = road.porter(until_seconds, lines)
+    """A stager on a channel of the control connection, or on a login shell of the caller's, who closes it. The session has seen already that
+    the host can run it."""
+    lines = lines or road.lines(until_seconds)
     try:
-        porter.ask({"do": "start", "digest": release, "arguments": ["stager", road.plan.root]}, until_seconds)
-    except BaseException:
-        porter.close()
-        raise
-    return Stager(road, porter.lines)
+        become(lines, (road.python, "-I", f"{road.plan.root}/releases/{release}/{ENTRY}", "stager", road.plan.root), until_seconds)
+    except TROUBLES as fault:
+        lines.channel.close()
+        raise road.unreachable(f"the stager did not start in its login shell: {in_words(fault)}") from fault
+    return Stager(road, lines)
 
 
 def deliver(tree: Tree, delivery: Delivery, road: SshRoad, stager: Stager, link: Link | NoLink | None = None) -> bool:

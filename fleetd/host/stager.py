@@ -4,7 +4,7 @@
     {"do":"take","from": {path: offset}}     → frames follow (eight bytes of length, then so many bytes), file after file; then "placed"
     {"do":"pull","from", "argv","script",…}  → another host's ssh gives the bytes: {"taken":n}…, then "placed", or why not and "have"
 
-A program of the release, started by the porter on any channel. The tree grows in `.tmp-<digest>` while `.lock-<digest>` is held. A cut
+A program of the release, started in a login shell on any channel. The tree grows in `.tmp-<digest>` while `.lock-<digest>` is held. A cut
 leaves it there for the next try; whatever else goes wrong takes it away.
 """
 
