@@ -192,7 +192,8 @@ def displaced_words(fleet: Fleet) -> list[tuple[str, datetime | None]]:
                 found.append((f"{name} could not be brought back: {item.detail} ({restore})", item.since))
         for host, items in not_restored(campaign).items() if over else ():
             away = [item for item in items if item.state is not DisplacedState.FAILED]
-            names = ", ".join(item.workload.name for item in away)
+            marks = ["" if item.state is DisplacedState.DISPLACED else " (asked to end, perhaps alive)" for item in away]
+            names = ", ".join(f"{item.workload.name}{mark}" for item, mark in zip(away, marks, strict=True))
             found += [(f"displaced work not yet restored on {host}: {names} ({restore} --host {host})", away[0].since)] if away else []
     return found
 
@@ -213,7 +214,7 @@ def _restore_at_the_end(pen: Pen, campaign: Campaign) -> None:
         return
     busy = {run.host for run in pen.fleet.runs.values() if run.state not in SETTLED} | {each.host for each in strangers(pen.fleet, pen.sight)}
     for item in campaign.displaced:
-        if item.state in (DisplacedState.DISPLACED, DisplacedState.RETURNED) and item.host not in busy:
+        if item.state in TO_RESTORE - {DisplacedState.FAILED} and item.host not in busy:
             _move(pen, pen.campaign(campaign.campaign_id), item, DisplacedState.RESTORING, "the campaign is over, and the plan brings it back")
 
 

@@ -10,6 +10,7 @@ import pytest
 from virtual_fleet import ROOT, VirtualCoordinator, VirtualHost, candidate, plan
 
 from fleetd.campaign import HostPlan, Notify
+from fleetd.coordinator.decide_displacement import displaced_words
 from fleetd.coordinator.document import Daemon, build
 from fleetd.coordinator.run_book import run_book, run_book_text
 from fleetd.coordinator.sight import Job, JobDone, Order, OrderDone
@@ -166,6 +167,21 @@ def test_the_plan_may_bring_it_back_by_itself(host: BusyHost) -> None:
         office.round()
     assert office.states() == {"llm": "restored", "book": "restored"} and host.runs_there == {"llm": True, "book": True}
     assert "displaced" not in office.words()
+
+
+def test_what_would_not_go_by_the_end_is_told_as_perhaps_alive_and_recognised_by_a_restore(office: Office, host: BusyHost) -> None:
+    host.stays.add("llm")
+    for _ in range(8):
+        office.round()
+    office.ask("stop", target="all")
+    for _ in range(4):
+        office.round()
+    for _ in range(70):
+        office.round(200.0)
+    assert office.campaign().stage is CampaignStage.FAILED
+    assert "displaced work not yet restored on gx10: llm (asked to end, perhaps alive)" in str(displaced_words(office.fleet))
+    assert [each["state"] for each in office.ask_restore()["displaced"]] == ["restored", "found"], "what was never touched is left as it is"
+    assert displaced_words(office.fleet) == []
 
 
 def test_work_that_comes_back_by_itself_is_told_while_the_campaign_needs_the_room(office: Office, host: BusyHost) -> None:
