@@ -12,6 +12,7 @@ import pytest
 from virtual_fleet import VirtualCoordinator, plan
 
 from fleetd.campaign import HostPlan
+from fleetd.coordinator.deliveries import Deliveries
 from fleetd.coordinator.inbox import HostTrouble, Inbox
 from fleetd.coordinator.links import HostLink
 from fleetd.coordinator.loop import Loop
@@ -19,6 +20,7 @@ from fleetd.coordinator.releases import Releases
 from fleetd.coordinator.sight import Job, Order
 from fleetd.coordinator.ssh_courier import SshCourier
 from fleetd.coordinator.ssh_road import Porter, SshRoad
+from fleetd.coordinator.tree_delivery import Stager, tree_of
 from fleetd.fleet import Fleet
 from fleetd.journal import Journal
 from fleetd.model import Owner
@@ -27,6 +29,7 @@ from fleetd.wire import WireError, dumps, loads
 from policies.deadlines import cutoff_at, reserve_seconds
 from policies.errors import ExplainedError, HostUnreachable, NoRoom, NotFound, RequestRefused, from_json
 from policies.facts import CampaignStage, RunState, parse_moment
+from policies.manifest import directory_digest
 
 HOST = HostPlan(name="h", root="/x")
 FACTS = {
@@ -178,6 +181,28 @@ def test_a_host_that_ran_out_of_room_and_left_is_full_and_not_silent() -> None:
     porter = Porter(SshRoad(HostPlan(name="h", root="/x", transport="ssh"), Owner(coordinator_id="c", generation=1)), Refusing())  # type: ignore[arg-type]
     with pytest.raises(NoRoom, match="No space left"):
         porter.send(iter([b"1", b"2"]), 1.0)
+
+
+class Saying:
+    """A channel on which a host has said something, whatever it was asked."""
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        self._answer = answer
+
+    def write(self, data: bytes, until_seconds: float) -> None:
+        pass
+
+    def read_object(self, until_seconds: float) -> dict[str, Any]:
+        return self._answer
+
+
+@pytest.mark.parametrize("have", [None, 5, "x", {"a": 1}, {"a": [1]}, {"a": ["x", "y"]}, [["a", 1, "b"]]])
+def test_what_a_host_says_it_has_of_a_tree_may_be_nonsense_and_costs_one_try(have: Any, tmp_path: Path) -> None:
+    road = SshRoad(HostPlan(name="h", root="/x", transport="ssh"), Owner(coordinator_id="c", generation=1))
+    tree = tree_of("datasets", directory_digest(()), tmp_path, ())
+    stager = Stager(road, Saying({"ok": True, "present": False, "have": have}))  # type: ignore[arg-type]
+    with Deliveries().under_way("h", "datasets", tree.digest, 1) as delivery, pytest.raises(HostUnreachable, match="can't be read"):
+        stager.begin(tree, delivery)
 
 
 class Line:

@@ -318,21 +318,18 @@ def test_a_coordinator_that_leaves_takes_the_transfer_with_it(spark: Sshd, relea
 
 
 def test_a_host_that_falls_silent_in_the_middle_costs_one_deadline_and_nothing_of_what_arrived(
-    spark: Sshd, releases: Releases, source: Source, monkeypatch: pytest.MonkeyPatch,
+    spark: Sshd, courier: SshCourier, watched: Watched, source: Source, monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing is answered and nothing refused, as when its cable is pulled; once it speaks the rest is sent."""
     monkeypatch.setattr(tree_delivery, "SILENCE_SECONDS_MAX", 1.0)
-    watched = Watched()
-    with courier_of(spark, releases, watched) as courier:
-        watched.when_sent(8 * MIB, spark.freeze)
-        try:
-            with pytest.raises(HostUnreachable, match="files on their way: no answer in time"):
-                source.put(courier)
-        finally:
-            spark.thaw()
+    watched.when_sent(8 * MIB, spark.freeze)
+    try:
+        with pytest.raises(HostUnreachable, match="files on their way: no answer in time"):
+            source.put(courier)
+    finally:
+        spark.thaw()
     monkeypatch.undo()
-    with courier_of(spark, releases, watched) as courier:
-        assert put_when_free(source, courier) is True
+    assert put_when_free(source, courier) is True
 
     assert watched.seen[-1].bytes_there > 4 * MIB
     assert fault_of(spark, source) is None
