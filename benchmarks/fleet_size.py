@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
@@ -68,6 +69,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=WINDOW_SECONDS, help="window in which processor time is counted")
     parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started for a case is ended with it
     busy, costs = Busy(), []
     for case in given.cases:
         kind, _, count = case.partition(":")

@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import random
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -225,6 +226,7 @@ def main() -> int:
     asked.add_argument("--seed", type=int, default=1)
     asked.add_argument("--into", type=Path, help="a file that collects the cut launches of several runs")
     words = asked.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that hosts, daemons and trainers go with us
     print(subprocess.run(["ssh", "-V"], capture_output=True, text=True, check=False).stderr.strip())
     if "hosts" in words.parts:
         prove_hosts()
