@@ -80,7 +80,7 @@ def _check(resolution: Resolution, section: EnvironmentSection, host: str | None
             tree.fault(_where(resolution, host, "wheels"), what, "name a directory of *.whl files, relative to the plan, or write auto or registry")
     if section.lock is None:
         if not _is_spoiled(resolution, host):
-            tree.fault(_where(resolution, host, "lock"), "environment has no lock", "add lock: requirements.lock, such as pip freeze writes")
+            tree.fault(_where(resolution, host, "lock"), "environment has no lock", "add lock: requirements.lock, such as pip freeze --all writes")
         return None
     path = resolution.absolute(section.lock)
     if path not in locks:

@@ -96,7 +96,7 @@ def read_lock(data: bytes) -> Lock:
         else:
             faults.append(found)
     if not pins and not faults:
-        faults.append(LockFault(line=1, what="it pins no package", fix="write it with pip freeze, pip-compile or uv pip compile"))
+        faults.append(LockFault(line=1, what="it pins no package", fix="write it with pip freeze --all, pip-compile or uv pip compile"))
     if len(pins) > PINS_MAX:
         faults.append(LockFault(line=pins[PINS_MAX].line, what=f"more than {PINS_MAX} packages", fix="leave out what the trainer does not need"))
     faults += [*_repeated(pins), *_unhashed(pins)]
@@ -143,7 +143,7 @@ def _read_line(number: int, line: str) -> Pin | LockFault:
     exact = [each for each in found.specifier if each.operator in ("==", "===")]
     if len(found.specifier) != 1 or len(exact) != 1 or not _is_version(exact[0].version):
         what = f"{shown!r} names no one version"
-        return LockFault(line=number, what=what, fix=f"write {found.name}==VERSION, such as with pip freeze or pip-compile")
+        return LockFault(line=number, what=what, fix=f"write {found.name}==VERSION, such as with pip freeze --all or pip-compile")
     wrong = next((value for value in hashes if not _HASH_VALUE.fullmatch(value)), None)
     if wrong is not None:
         return LockFault(line=number, what=f"--hash={wrong[:24]}… is no SHA-2 digest", fix="write --hash=sha256: and 64 hexadecimal digits")

@@ -291,7 +291,7 @@ def check_complete(wanted: Wanted, wheels: dict[Pin, Path]) -> None:
     if lost:
         more = f" and {len(lost) - SHOWN_MAX} more" if len(lost) > SHOWN_MAX else ""
         what = f"it does not have {', '.join(lost[:SHOWN_MAX])}{more}"
-        fix = "add them with their versions, such as with pip freeze in an environment where it works"
+        fix = "add them with their versions; in an environment where it works: pip freeze --all (without --all it leaves setuptools out)"
         raise RequestRefused("the lock is not complete", where=f"lock {wanted.lock_sha256[:12]} for {wanted.target}", what=what, fix=fix)
 
 
