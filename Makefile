@@ -12,7 +12,7 @@ CUTS   ?= 100
 INIT   ?= sshd
 STRIDE ?= 1
 
-.PHONY: demo demo-fleet fence test check bench bench-trainer chaos deadlines full-disk fuzz live clean prove soak fleet-up fleet-down planted power service
+.PHONY: demo demo-fleet fence test check bench bench-trainer chaos deadlines full-disk fuzz live clean prove soak fleet-up fleet-down planted power service damage
 
 demo: $(VENV)/ready
 	$(RUN) examples/manpages/demo.py
@@ -103,3 +103,7 @@ clean:
 # A host that is away is fenced while its trainer lives on, and comes back.
 fence: $(VENV)/ready
 	nice -n 5 $(VENV)/bin/pytest -q tests/live/fence_stories.py
+
+# A changed byte, another version, a truncated file, a Git LFS pointer: each named before anything starts, on three hosts over real ssh. Needs root.
+damage: $(VENV)/ready
+	nice -n 5 $(VENV)/bin/pytest -q tests/live/fleet/long_damage.py

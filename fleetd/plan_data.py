@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fleetd.contents import content_fault
 from fleetd.plan_model import DataSection
 from fleetd.plan_resolve import Resolution, data_role, listed_files, read_index
 from policies.facts import RESERVED_SPLITS, Split
@@ -84,9 +85,11 @@ def _shard_fault(folder: Path, shard: dict[str, Any]) -> str | None:
         return "the index does not say its name and tokens"
     try:
         size = (folder / name).stat().st_size
+        if size == tokens * BYTES_PER_TOKEN:
+            return None
+        return content_fault(folder / name) or f"{size} bytes, but {tokens} tokens are {tokens * BYTES_PER_TOKEN} bytes"
     except OSError as fault:
         return str(fault.strerror)
-    return None if size == tokens * BYTES_PER_TOKEN else f"{size} bytes, but {tokens} tokens are {tokens * BYTES_PER_TOKEN} bytes"
 
 
 def _check_corpus(resolution: Resolution, split: Split, section: DataSection) -> list[Path]:
@@ -96,14 +99,15 @@ def _check_corpus(resolution: Resolution, split: Split, section: DataSection) ->
     try:
         described = json.loads((folder / "corpus.json").read_bytes())
         tokens = described["tokens"] if isinstance(described, dict) else None
-        size = (folder / "tokens.bin").stat().st_size
+        size, pointer = (folder / "tokens.bin").stat().st_size, content_fault(folder / "tokens.bin")
     except (OSError, ValueError, KeyError, RecursionError) as fault:
         reason = getattr(fault, "strerror", None) or (f"no {fault}" if isinstance(fault, KeyError) else str(fault))
         named = getattr(fault, "filename", None) or folder / "corpus.json"
         tree.fault(path, f"{named} can't be read: {reason}", "name a directory that `fleetd-trainer corpus build` has made, relative to the plan")
         return []
     if not isinstance(tokens, int) or size != tokens * CORPUS_TOKEN_BYTES:
-        tree.fault(path, f"{folder / 'tokens.bin'}: {size} bytes, but corpus.json says {tokens} tokens of {CORPUS_TOKEN_BYTES} bytes",
+        told = pointer or f"{size} bytes, but corpus.json says {tokens} tokens of {CORPUS_TOKEN_BYTES} bytes"
+        tree.fault(path, f"{folder / 'tokens.bin'}: {told}",
                    "copy the corpus again, or build it anew")
         return []
     return [folder / "tokens.bin"]
