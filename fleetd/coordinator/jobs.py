@@ -17,7 +17,7 @@ from fleetd import logs
 from fleetd.campaign import Plan
 from fleetd.coordinator.corpora import read_corpus
 from fleetd.coordinator.couriers import Courier, TreeKind
-from fleetd.coordinator.environments import Environments
+from fleetd.coordinator.environments import Environments, kept_lock
 from fleetd.coordinator.evaluation import collect_evaluation, judge, prepare_evaluation
 from fleetd.coordinator.ledger import Act
 from fleetd.coordinator.pipeline import freeze_campaign, select_campaign
@@ -130,6 +130,8 @@ def _preflight(place: Workplace) -> dict[str, Any]:
     if place.campaign.plan_text and not place.paths.plan.exists():
         write_text(place.paths.plan, place.campaign.plan_text)
     write_record(place.paths.resolved, plan)
+    for asked in (host.environment for host in plan.hosts if host.environment is not None):
+        kept_lock(place.paths, asked)  # also those of hosts that are silent now
     seen = preflight(
         plan, place.couriers, own_python=place.python, stage=place.releases.stage,
         prepare=lambda host, courier, release: place.environments.prepare(place.paths, host, courier, release),

@@ -10,13 +10,15 @@ import pytest
 from small_wheels import lock_of, small_wheel
 from virtual_fleet import START, candidate, plan
 
-from fleetd.campaign import EnvironmentPlan, HostPlan
+from fleetd.campaign import AfterFreeze, EnvironmentPlan, HostPlan
 from fleetd.coordinator.couriers import LocalCourier
 from fleetd.coordinator.environments import Environments
+from fleetd.coordinator.jobs import Jobs
 from fleetd.coordinator.releases import Releases
+from fleetd.coordinator.sight import Job
 from fleetd.coordinator.specs import build_spec
 from fleetd.coordinator.wheelhouses import Wheelhouses
-from fleetd.fleet import Campaign, Run
+from fleetd.fleet import Campaign, Fleet, Run
 from fleetd.model import Owner, RunSpec
 from fleetd.paths import CampaignPaths, HostPaths, StatePaths
 from fleetd.plan_lock import read_lock_file
@@ -84,3 +86,19 @@ def test_the_order_of_a_run_names_the_environment_of_its_host_and_its_python() -
     shell = spec_of(("sh", "-c", '"$FLEETD_PYTHON" train.py'), digests)
     assert shell.argv[0] == "sh" and shell.environment == {"FLEETD_PYTHON": python, "X": "1"}
     assert spec_of(("/usr/bin/python3", "x"), digests).argv[0] == "/usr/bin/python3", "a whole path means that very program"
+
+
+def test_a_launch_keeps_the_locks_of_hosts_that_are_silent_too(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    lock.write_text("six==1.17.0\n", encoding="utf-8")
+    asked = EnvironmentPlan(lock=str(lock), lock_sha256=read_lock_file(lock)[0].sha256)
+    own = candidate("own", command=("python", "x"), task=None)
+    what = plan(own, hosts=(HostPlan(name="gx10", root="/virtual", environment=asked),), data=(), after_freeze=AfterFreeze())
+    campaign = Campaign(
+        campaign_id="c", plan=what, stage=CampaignStage.PREFLIGHT, since=START, launched_at=START,
+        final_at=START + timedelta(hours=2), cutoff_at=START + timedelta(hours=1),
+    )
+    state = StatePaths(tmp_path / "state")
+    jobs = Jobs(state, python="python3", releases=Releases(state), write_report=lambda _: (lock, lock))
+    jobs.run(Job(key="preflight:c", kind="preflight", campaign_id="c"), Fleet(campaigns={"c": campaign}), {}, START)
+    assert state.campaign("c").lock(asked.lock_sha256).read_bytes() == lock.read_bytes()
