@@ -56,7 +56,7 @@ def _campaign_launched(fleet: Fleet, event: Event) -> Fleet:
     body = event.body
     campaign = Campaign(
         campaign_id=event.campaign_id, plan=decode(Plan, body["plan"]), stage=CampaignStage.PREFLIGHT, since=event.at,
-        launched_at=event.at, final_at=parse_moment(body["final_at"]), cutoff_at=parse_moment(body["cutoff_at"]),
+        launched_at=event.at, launched_sequence=event.sequence, final_at=parse_moment(body["final_at"]), cutoff_at=parse_moment(body["cutoff_at"]),
         plan_text=body.get("plan_text", ""),
     )
     return _with_campaign(fleet, campaign)

@@ -131,6 +131,8 @@ class Campaign:
     detail: str = ""
     since: datetime
     launched_at: datetime
+    launched_sequence: int = 0
+    """The number of the event that launched it."""
     final_at: datetime
     cutoff_at: datetime
     runs: tuple[str, ...] = ()

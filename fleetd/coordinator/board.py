@@ -87,7 +87,7 @@ class Board:
         if news.reports is None:
             return None
         told = tuple(replace(report, notices=(), retold=()) for report in news.reports)
-        self.hosts[news.host] = replace(host, reports=told)
+        self.hosts[news.host] = replace(host, reports=told, asked=frozenset(news.after))
         for report in news.reports:
             if report.observation is not None:
                 self._take_observation(report.observation, now - timedelta(seconds=_age_seconds(report, news.at)))

@@ -74,15 +74,16 @@ def holders(sight: Sight, run: Run) -> list[str]:
 
 
 def unheard(fleet: Fleet, sight: Sight, run: Run) -> list[str]:
-    """Hosts that may have an unplaced run and have said nothing since this coordinator began. What was added in this coordinator's life was
-    placed by no other one."""
+    """Hosts that may have an unplaced run and were not asked for it yet, or have not answered. What was added in this coordinator's life was
+    placed by no other one; but ids are counted, and a life whose history is cut off may have added the same one before."""
     if not is_unplaced(run):
         return []
-    found = []
-    for host in options(fleet.campaigns[run.campaign_id], run):
+    campaign, found = fleet.campaigns[run.campaign_id], []
+    for host in options(campaign, run):
         seen = sight.hosts.get(host.name)
-        is_older = seen is None or seen.asked_since > run.added_at
-        if not is_given_up(fleet, sight, host.name) and is_older and (seen is None or seen.reports is None):
+        may_be_older = seen is None or seen.asked_since > run.added_at or campaign.launched_sequence <= sight.history_cut_at
+        has_told = seen is not None and seen.reports is not None and run.run_id in seen.asked
+        if may_be_older and not has_told and not is_given_up(fleet, sight, host.name):
             found.append(host.name)
     return found
 

@@ -111,6 +111,8 @@ class HostSight:
     """How far its wall clock was ahead of ours, in seconds, at its last few answers."""
     reports: tuple[RunReport, ...] | None = None
     """The runs of its last answer to a poll, without their notices; None before the first one."""
+    asked: frozenset[str] = frozenset()
+    """The runs that it was asked for by that poll: of these it told also what is at rest."""
 
     @property
     def skew_seconds(self) -> float | None:

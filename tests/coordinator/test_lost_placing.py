@@ -220,3 +220,27 @@ def test_a_fence_from_before_a_cut_of_history_may_have_fallen_and_has_to_be_said
     refused = fleet.ask("fence", target=B, because="once more")
     fleet.tick()
     assert "fenced already" in (fleet.replies[refused].error or {})["title"]
+
+
+@pytest.mark.parametrize("is_at_rest", [False, True])
+def test_a_run_that_is_added_again_under_an_id_which_the_lost_part_had_used_waits_for_whoever_may_have_it(is_at_rest: bool) -> None:
+    fleet = at_work()
+    fleet.until(CampaignStage.FROZEN)
+    while not starts(fleet, "evaluate-test"):
+        fleet.round(work=False)
+    [placed_on] = starts(fleet, "evaluate-test")
+    run_id = fleet.run("evaluate-test").run_id
+    if is_at_rest:
+        fleet.hosts[placed_on].move(run_id, RunState.FAILED, fleet.now, Reason.CONFIG, "it can't be read")
+    fleet.silent.add(placed_on)
+    fleet.restore(max(index for index, line in enumerate(fleet.journal) if '"kind":"run_added"' in line))
+    assert fleet.run("evaluate-test").added_at == fleet.now, "this life has added it, under the id of before"
+    for _ in range(5):
+        fleet.round(work=False)
+    assert fleet.run("evaluate-test").run_id == run_id and fleet.run("evaluate-test").host is None
+    assert f"waits for host {placed_on}: it has not told yet" in fleet.run("evaluate-test").detail
+    fleet.silent.clear()
+    for _ in range(4):
+        fleet.round(work=False)
+    assert fleet.run("evaluate-test").host == placed_on and starts(fleet, "evaluate-test") == [placed_on]
+    assert fleet.run("evaluate-test").state is (RunState.FAILED if is_at_rest else RunState.STARTING)

@@ -255,7 +255,8 @@ class Office:
 
     def lose_history(self) -> None:
         """Its journal is damaged, and a salvage keeps what comes before: up to anywhere behind the newest launch. Killed is it by that."""
-        kept = max((number for number, entry in self.spool.entries.items() if entry["kind"] == "run_added"), default=self.spool.last)
+        of_launches = [number for number, entry in self.spool.entries.items() if entry["kind"] == "run_added" and self._is_of_a_launch(entry)]
+        kept = max(of_launches, default=self.spool.last)
         last = self.world.random.randint(min(kept, self.spool.last), self.spool.last)
         if self.loop is None or last == self.spool.last:
             return
@@ -268,6 +269,9 @@ class Office:
 
     def plan_of(self, machine: Machine) -> HostPlan:
         return HostPlan(name=machine.name, root=f"/virtual/{machine.name}", capacity_bytes=machine.memory_bytes, floor_bytes=GIB // 2)
+
+    def _is_of_a_launch(self, entry: dict[str, Any]) -> bool:
+        return entry["body"]["kind"] == "train" and not entry["body"].get("continues")
 
     def replied(self, reply: Reply) -> None:
         self.replies[reply.number] = reply
