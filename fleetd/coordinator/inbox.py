@@ -21,7 +21,8 @@ REQUESTS_MAX = 64
 NEWS_PER_HOST_MAX = 64
 """Of each host, so that no number of hosts, and none that talks much, costs another one its news."""
 HOST_NEWS_SECONDS = 0.1
-"""News of hosts waits this long for more of it: many hosts cost no more ticks than a few. Whatever somebody waits for does not."""
+"""What hosts only measured waits this long for more of it: many hosts cost no more ticks than a few. What happened there does not wait, and
+neither does a caller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +112,10 @@ class Inbox:
         """News of a host. Its oldest goes when the loop is far behind: notices come again until they are acknowledged."""
         with self._guard:
             self._hosts.setdefault(news.host, deque(maxlen=NEWS_PER_HOST_MAX)).append(news)
-        self._any.set()
+        if isinstance(news, HostAnswer) and any(report.notices for report in news.reports or ()):
+            self.wake()
+        else:
+            self._any.set()
 
     def put_job(self, done: JobDone) -> None:
         with self._guard:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import threading
+from datetime import datetime, timezone
 
-from fleetd.coordinator.inbox import NEWS_PER_HOST_MAX, HostTrouble, Inbox
+import pytest
+
+from fleetd.coordinator import inbox as module
+from fleetd.coordinator.inbox import NEWS_PER_HOST_MAX, HostAnswer, HostTrouble, Inbox
+from fleetd.model import Notice, RunReport
 
 ERROR = {"error": "HostUnreachable", "title": "no answer", "where": "", "what": "", "fix": ""}
 
@@ -41,3 +46,20 @@ def test_what_was_drained_is_not_drained_again_and_what_comes_then_ends_a_wait()
         inbox.wait(60.0)  # the limit of a test ends it if nothing does
         timer.join()
         inbox.drain()
+
+
+def told(*notices: Notice) -> HostAnswer:
+    return HostAnswer(host="a", reports=(RunReport(run_id="r", supervisor="alive", observation=None, notices=notices),))
+
+
+def test_what_happened_on_a_host_waits_for_nothing_and_what_it_only_measured_waits_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HOST_NEWS_SECONDS", 3600.0)
+    inbox = Inbox()
+    inbox.put_host(told(Notice(sequence=1, at=datetime.now(timezone.utc), kind="attempt_ended", body={})))
+    inbox.wait(3600.0)  # the limit of a test ends it if this waits for more
+
+    inbox.drain()
+    inbox.put_host(told())
+    threading.Timer(0.05, lambda: inbox.put_host(told(Notice(sequence=2, at=datetime.now(timezone.utc), kind="checkpoint", body={})))).start()
+    inbox.wait(3600.0)
+    assert len(inbox.drain().hosts) == 2, "both in one tick"
