@@ -81,7 +81,8 @@ def verdicts(directory: Path) -> dict[str, Any]:
 def leftovers(root: Path, seconds: float = LEAVE_SECONDS_MAX) -> list[str]:
     """What still is there of an installation whose coordinator has left, once the last process had time to go."""
     end = time.monotonic() + seconds
-    while (living := animals(root)) and time.monotonic() < end:
+    # A process that is ending loses its memory, and with it its name, before its locks.
+    while ((living := animals(root)) or _held_locks(root)) and time.monotonic() < end:
         time.sleep(0.1)
     found = [f"process {each.pid} ({each.role} of {each.run})" for each in living]
     found += [f"lock on {path}" for path in _held_locks(root)]
