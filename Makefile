@@ -56,7 +56,7 @@ demo-fleet: $(VENV)/ready
 power: $(VENV)/ready
 	PYTHONPATH=tests/live nice -n 5 $(VENV)/bin/pytest -q tests/live/power_stories.py
 
-# For each line of DESIGN section 9 a fault is planted: which story catches it, and after how long.
+# For each line of DESIGN section 9, for fences and for who is obeyed, a fault is planted: which story catches it, and after how long.
 planted: $(VENV)/ready
 	$(RUN) -m tests.sim.soak --planted
 
