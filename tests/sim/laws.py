@@ -12,7 +12,7 @@ from typing import Any
 
 from fleetd.coordinator.host_keys import HostKey
 from fleetd.host.history import Action, Anchor, Ask, History, KillTree, Move, StartAttempt
-from fleetd.host.rundir import AttemptRecord, is_left_behind
+from fleetd.host.rundir import AttemptRecord
 from fleetd.host.sight import HostSight
 from fleetd.model import Observation, Owner, WantOrder
 from policies.facts import Reason, RunState, StopMode, Want
@@ -27,6 +27,8 @@ CLOCK_SECONDS = 6.0
 LATE_SECONDS = 3.0
 WATCH_SECONDS = 2.0
 HELD_UP_SECONDS = 1.0
+GATE_SECONDS = 0.2
+"""From the last look of a shim at what is wished to the exec of its trainer: what is ordered meanwhile ends it, but comes too late to keep it."""
 LOOKS_KEPT_MAX = 20_000
 
 
@@ -68,8 +70,8 @@ class Laws:
         self.measured_at: dict[str, float] = {}
         self.owners: dict[str, Owner] = {}
         """Whom each host has to obey: who came first, or took it over, and of that one the newest life that has spoken to it."""
-        self.ended: set[tuple[str, str]] = set()
-        """By host, the runs of which it was told that their work goes on elsewhere."""
+        self.ended: dict[tuple[str, str], float] = {}
+        """By host, when it was told of a run that its work goes on elsewhere."""
         self.counts: Counter[str] = Counter()
         world.after(WATCH_SECONDS, self._watch)
 
@@ -91,7 +93,7 @@ class Laws:
         self.owners[machine.name] = owner
 
     def told_to_end(self, machine: Machine, run_id: str) -> None:
-        self.ended.add((machine.name, run_id))
+        self.ended.setdefault((machine.name, run_id), self.world.seconds)
 
     # Runs and their supervisors.
 
@@ -163,7 +165,8 @@ class Laws:
                 self.broken("4", f"{run.run_id} resumes from step {record.resume_step}, which does not verify")
         seed = run.seed()
         whole = max((step for step, found in run.checkpoints.items() if found.is_whole), default=None if seed is None else seed.step)
-        if is_left_behind(run.want) or (run.machine.name, run.run_id) in self.ended:
+        told_at = self.ended.get((run.machine.name, run.run_id))
+        if told_at is not None and self.world.seconds - told_at > GATE_SECONDS:
             self.broken("fence", f"attempt {record.attempt} of {run.run_id} is started, whose work goes on in another run")
         if whole != record.resume_step:
             self.broken("4", f"{run.run_id} resumes from {record.resume_step} although step {whole} verifies")

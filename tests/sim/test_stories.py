@@ -24,9 +24,11 @@ FOUND_SEEDS = {
     9019: "a run that a host told of was placed on a second one in the same tick",
     921065540: "notices of a run whose journal was damaged three times had numbers that had been given before",
     839090037: "a process that waits in the kernel was killed again by a supervisor that had lost its memory",
+    17629430: "a host was told that a run goes on elsewhere between the last look of its shim and the exec of its trainer",
     839090078: "a successor went on from its seed because its own copy of that very step was damaged",
 }
-"""Stories that once broke a law, and what that was. All of them are of the first edition."""
+"""Stories that once broke a law, and what that was."""
+SECOND_EDITION = frozenset({17629430})
 FRESH_STORIES = 6
 
 
@@ -38,7 +40,7 @@ def known(seed: int) -> tuple[Told, Coverage]:
 
 @pytest.mark.parametrize("seed", FOUND_SEEDS)
 def test_every_law_holds_in_a_story_that_once_broke_one(seed: int) -> None:
-    told = tell(seed, edition=1)
+    told = tell(seed, edition=2 if seed in SECOND_EDITION else 1)
     assert told.fault is None, f"{FOUND_SEEDS[seed]}\n{words(told)}"
 
 
