@@ -61,7 +61,6 @@ def test_two_hosts_with_one_lock_and_other_wheels_differ_and_are_told_or_refused
     assert caught.value.title == "the hosts differ" and "files of alpha 1.0" in caught.value.what and "host spark-a" in caught.value.where
     (told,) = office.bring("spark-a", "report")
     assert told.startswith("files of alpha 1.0")
-    assert office.bring("spark-a", "off") == ()
 
 
 def spec_of(command: tuple[str, ...] | None, digests: dict[str, str]) -> RunSpec:
