@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,12 +26,17 @@ def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
 
 
 def restored(coordinator: Coordinator, copy: Path) -> None:
-    """What a person does: end the daemon, put the older copy in its place, start it again."""
+    """What a person does: end the daemon, put the older copy in its place, start it again, and let the host know that no other one is alive."""
     coordinator.kill()
     shutil.rmtree(coordinator.paths.root)
     shutil.copytree(copy, coordinator.paths.root, ignore=shutil.ignore_patterns("api.sock"))
     identity = coordinator.paths.identity
     assert identity.exists()
+    coordinator.start()
+    coordinator.until(lambda: "another life of this coordinator has spoken to this host" in coordinator.status()["hosts"][0]["detail"])
+    taken = coordinator.call("POST", "takeover", json={"target": "here", "actor": "user:test"}).json()
+    assert taken["taken_over"] and taken["restart_needed"]
+    coordinator.kill(signal.SIGTERM)
     coordinator.start()
 
 
