@@ -25,10 +25,11 @@ FOUND_SEEDS = {
     921065540: "notices of a run whose journal was damaged three times had numbers that had been given before",
     839090037: "a process that waits in the kernel was killed again by a supervisor that had lost its memory",
     17629430: "a host was told that a run goes on elsewhere between the last look of its shim and the exec of its trainer",
+    357825736: "the order that a host made itself, by a clock in doubt, was taken for one that tells the time",
     839090078: "a successor went on from its seed because its own copy of that very step was damaged",
 }
 """Stories that once broke a law, and what that was."""
-SECOND_EDITION = frozenset({17629430})
+SECOND_EDITION = frozenset({17629430, 357825736})
 FRESH_STORIES = 6
 
 
