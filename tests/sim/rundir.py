@@ -257,7 +257,7 @@ class VirtualRun:
         self.machine.check_disk()
         at = self.machine.moment().now
         self.want = WantOrder(
-            sequence=self.want.sequence + 1, want=Want.STOP, mode=StopMode.NOW, reason=Reason.SUPERSEDED, actor=actor, at=at,
+            sequence=self.want.sequence + 1, want=Want.STOP, mode=StopMode.NOW, reason=Reason.SUPERSEDED, actor=actor, at=at, is_final=True,
         )
         return True
 
