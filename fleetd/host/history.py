@@ -181,14 +181,15 @@ def attempt_started(history: History, number: int) -> History:
     )
 
 
-def time_is_known(history: History, known: ClockPair) -> History:
+def time_is_known(history: History, known: ClockPair, told_at: datetime | None = None) -> History:
     """The memory once somebody knows what time it is. Time is counted from there, but never from earlier than what was recorded before this
-    boot and has gone by in it; what was appointed meanwhile by a clock that nobody knew is put right."""
+    boot and has gone by in it, nor than the moment of an order that came meanwhile (`told_at`); what was appointed meanwhile by a clock that
+    nobody knew is put right."""
     anchor = history.anchor
     assert anchor is not None and not anchor.is_trusted
     gone_by = timedelta(seconds=known.boottime_seconds - anchor.boottime_seconds)
     least_now = anchor.now if anchor.least_now is None else anchor.least_now
-    pair = after_reboot(reading=known, recorded_now=least_now + gone_by)
+    pair = after_reboot(reading=known, recorded_now=max(least_now + gone_by, told_at or least_now))
     back = min(timedelta(0), pair.now - (anchor.now + gone_by))
     return replace(
         history, anchor=Anchor(boot_id=anchor.boot_id, now=pair.now, boottime_seconds=pair.boottime_seconds),

@@ -167,6 +167,11 @@ def is_left_behind(want: WantOrder | None) -> bool:
     return want is not None and want.is_final
 
 
+def told_at(want: WantOrder | None) -> datetime | None:
+    """When the order was given, which says what time it is at least. One that this host gave itself tells no time."""
+    return None if want is None or want.is_final else want.at
+
+
 def apply_cutoff(paths: RunPaths, order: CutoffOrder) -> tuple[bool, CutoffOrder]:
     """Record it only when it is earlier than the one in force (run.json or cutoff.json). Returns (applied, in force)."""
     spec = read_spec(paths)

@@ -133,8 +133,7 @@ class Supervisor:
     def _new_anchor(self, boot: str, moment: Moment) -> Anchor:
         """The clock pair of this boot, as its host has counted it so far. It is never earlier than what the last boot recorded, nor than
         the orders that lie here: a clock that is behind must not make a stop late."""
-        want = self.observer.want.get()
-        known = (self.history.clock_seen_at, self.spec.created_at, want.at if want is not None else None)
+        known = (self.history.clock_seen_at, self.spec.created_at, rundir.told_at(self.observer.want.get()))
         least_now = max(each for each in known if each is not None)
         pair = after_reboot(reading=self._counted(moment), recorded_now=least_now)
         trusted = self.history.anchor is None and self._began_in_this_boot()
@@ -149,7 +148,7 @@ class Supervisor:
             return
         known = self._known_time(moment)
         if known is not None:
-            self.history = time_is_known(self.history, known)
+            self.history = time_is_known(self.history, known, rundir.told_at(self.observer.want.get()))
             logs.changed("clock_trusted", now=known.now.isoformat(), boottime_seconds=known.boottime_seconds)
 
     def _began_in_this_boot(self) -> bool:

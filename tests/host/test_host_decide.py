@@ -299,6 +299,12 @@ def test_once_the_time_is_known_it_is_counted_from_there_but_not_from_before_wha
     assert known.restarts == (at(50.0), at(counted_seconds))
 
 
+def test_an_order_that_came_meanwhile_says_what_time_it_is_at_least() -> None:
+    anchor = Anchor(boot_id="b2", now=at(3700.0), boottime_seconds=5.0, is_trusted=False, least_now=at(100.0))
+    doubted, known = replace(RUNNING, anchor=anchor), ClockPair(now=at(200.0), boottime_seconds=65.0)
+    assert [time_is_known(doubted, known, told).anchor.now for told in (None, at(150.0), at(203.0))] == [at(200.0), at(200.0), at(203.0)]  # type: ignore[union-attr]
+
+
 def test_progress_brings_the_backoff_back_to_its_first_wait() -> None:
     tired = replace(RUNNING, fruitless_count=5, step_at_start=10)
     fruitless = decide(sight(attempt=ended(1)), tired)[-1]

@@ -12,7 +12,7 @@ from typing import Any
 
 from fleetd.coordinator.host_keys import HostKey
 from fleetd.host.history import Action, Anchor, Ask, History, KillTree, Move, StartAttempt
-from fleetd.host.rundir import AttemptRecord, is_left_behind
+from fleetd.host.rundir import AttemptRecord, told_at
 from fleetd.host.sight import HostSight
 from fleetd.model import Observation, Owner, WantOrder
 from policies.facts import Reason, RunState, StopMode, Want
@@ -111,8 +111,8 @@ class Laws:
         if truth.offset_seconds is None:
             return
         # The order that ends what was left behind is made by the host itself, whose own clock may be the one in doubt.
-        told_at = run.spec.created_at if is_left_behind(run.want) else max(run.spec.created_at, run.want.at)
-        known_seconds = true_seconds(told_at) - self.world.seconds
+        told = max(run.spec.created_at, told_at(run.want) or run.spec.created_at)
+        known_seconds = true_seconds(told) - self.world.seconds
         if truth.offset_seconds < known_seconds - 0.001:
             self.broken("10", f"the deadlines of {run.run_id} are counted from {known_seconds - truth.offset_seconds:.0f} s before its orders")
 
