@@ -14,7 +14,6 @@ from fleetd.coordinator.sight import JobDone
 from fleetd.coordinator.targets import AFTER_FREEZE, OVER, is_registered
 from fleetd.wire import encode
 from policies.facts import CampaignStage, Reason, RunState, format_moment
-from policies.lifecycle import SETTLED
 
 COPY_TRIES_MAX = 3
 """A copy is tried again this often although the host says its bytes are wrong: it may have been caught in the writing."""
@@ -156,8 +155,7 @@ def _judged(pen: Pen, done: JobDone) -> None:
 
 def _reported(pen: Pen, done: JobDone) -> None:
     campaign = pen.campaign(done.job.campaign_id)
-    is_over = campaign.stage in AFTER_FREEZE | OVER
-    if is_over and all(pen.run(run_id).state in SETTLED or campaign.stage is CampaignStage.FAILED for run_id in campaign.runs):
+    if campaign.stage in AFTER_FREEZE | OVER:
         pen.write("report_written", dict(done.result), campaign=campaign.campaign_id, because="the campaign is over")
 
 

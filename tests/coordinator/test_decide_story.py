@@ -96,6 +96,22 @@ def test_a_campaign_of_commands_alone_is_finished_and_reported_when_they_are_ove
     assert not fleet.events("selection_made")
 
 
+def test_a_campaign_that_is_over_without_a_silent_host_is_reported_once() -> None:
+    fleet = VirtualCoordinator()
+    fleet.launch(plan(candidate("own", task=None, command=("sh", "-c", "train")), after_freeze=AfterFreeze()))
+    fleet.tick()
+    fleet.until(CampaignStage.TRAINING)
+    fleet.silent.add("gx10")
+    left = (fleet.campaign().final_at - fleet.now).total_seconds()
+    fleet.round(left, work=False)
+    for _ in range(8):
+        fleet.round(work=False)
+
+    assert fleet.run("own").state is RunState.LOST and fleet.campaign().stage is CampaignStage.FINISHED
+    assert fleet.campaign().reported and len(fleet.events("report_written")) == 1, "nobody writes it again at every tick"
+    assert not fleet.jobs
+
+
 def test_a_second_campaign_waits_for_memory_and_says_what_holds_it() -> None:
     fleet = VirtualCoordinator()
     fleet.launch(plan(candidate("big", memory_host_bytes=6 * GIB)))
