@@ -11,6 +11,7 @@ from datetime import datetime
 
 from fleetd.coordinator.decide_campaigns import advance_campaigns
 from fleetd.coordinator.decide_displacement import follow_displaced
+from fleetd.coordinator.decide_fence import finish_fences
 from fleetd.coordinator.decide_hosts import find_unstarted, forgotten_hosts, judge_silence, read_polls, shown_hosts
 from fleetd.coordinator.decide_jobs import read_job_results
 from fleetd.coordinator.decide_messages import write_messages
@@ -26,6 +27,7 @@ def decide(fleet: Fleet, sight: Sight, now: datetime) -> Decision:
     """What follows from one tick's news. The events continue `fleet.sequence`; `Decision.fleet` is the fleet after them."""
     assert now.tzinfo is not None, "a moment carries its zone"
     pen = Pen(fleet, sight, now)
+    finish_fences(pen)
     read_polls(pen)
     find_unstarted(pen)
     judge_silence(pen)

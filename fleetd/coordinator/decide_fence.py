@@ -62,6 +62,13 @@ def carry_out(pen: Pen, found: tuple[Fate, ...], actor: str) -> dict[str, str]:
     return successors
 
 
+def finish_fences(pen: Pen) -> None:
+    """A history that was cut right behind a fence knows that runs were left behind, and not what was to become of them."""
+    for run in list(pen.fleet.runs.values()):
+        if run.left_behind and run.state not in SETTLED:
+            carry_out(pen, (_fate(pen.fleet, run, run.host or "its host", pen.now),), "coordinator")
+
+
 def add_successor(pen: Pen, run: Run, begins: Continuation, actor: str) -> str:
     """A new run for the same line of the plan. Its id is counted, never drawn."""
     base, number = f"{run.campaign_id}-{run.candidate}", 2

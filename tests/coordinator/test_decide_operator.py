@@ -78,6 +78,22 @@ def test_a_fenced_run_goes_on_as_a_new_run_from_the_newest_verified_copy_on_anot
     assert fleet.fleet.runs[new_id].state is RunState.FINISHED
 
 
+def test_a_fence_whose_consequences_history_has_lost_has_them_again() -> None:
+    fleet = two_hosts()
+    at_work(fleet)
+    silence(fleet, A)
+    old_id = fleet.run("one").run_id
+    fleet.ask("fence", target=A)
+    fleet.tick()
+    fenced = fleet.events("host_fenced")[0].sequence
+    assert fleet.fleet.runs[old_id].successor is not None
+
+    fleet.restore(fenced)
+    old = fleet.fleet.runs[old_id]
+    assert (old.state, old.reason) == (RunState.FAILED, Reason.SUPERSEDED)
+    assert old.successor is not None and fleet.fleet.runs[old.successor].continues is not None
+
+
 def test_a_host_that_answers_is_not_fenced_and_nothing_happens_to_its_runs() -> None:
     fleet = two_hosts()
     at_work(fleet)

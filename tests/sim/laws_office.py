@@ -85,7 +85,7 @@ class FleetLaws(Laws):
             run = after.runs[event.run_id or ""]
             campaign = after.campaigns[run.campaign_id]
             self._not_before(campaign.final_at if run.kind is RunKind.EVALUATE else campaign.cutoff_at, f"{event.run_id}: {event.because}")
-        if source is RunState.LOST and event.actor == "coordinator":
+        if source is RunState.LOST and event.actor == "coordinator" and not after.runs[event.run_id or ""].left_behind:
             self.broken("5", f"{event.run_id} leaves lost without a word of its host: {event.because}")
 
     def _campaign_launched(self, after: Fleet, event: Event) -> None:

@@ -26,11 +26,12 @@ FOUND_SEEDS = {
     839090037: "a process that waits in the kernel was killed again by a supervisor that had lost its memory",
     17629430: "a host was told that a run goes on elsewhere between the last look of its shim and the exec of its trainer",
     357825736: "the order that a host made itself, by a clock in doubt, was taken for one that tells the time",
+    502708534: "history was cut between a fence and what it made of its runs",
     76594178: "an order that came between a boot and the moment at which its host was told the time was later than that time",
     839090078: "a successor went on from its seed because its own copy of that very step was damaged",
 }
 """Stories that once broke a law, and what that was."""
-SECOND_EDITION = frozenset({17629430, 357825736, 76594178})
+SECOND_EDITION = frozenset({17629430, 357825736, 76594178, 502708534})
 FRESH_STORIES = 6
 
 
