@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from fleetd.files import read_record, sync_folder
 from fleetd.paths import HostPaths
@@ -24,8 +25,8 @@ def prune_releases(paths: HostPaths, keep: Iterable[str]) -> tuple[str, ...]:
         return ()
     staged = {folder.name for folder in paths.releases.iterdir() if folder.is_dir() and not folder.name.startswith(".")}
     spare = staged - set(keep)
-    spare = spare - _named_by_runs(paths) if spare else spare
-    spare = spare - _running(paths) if spare else spare
+    spare = spare - named_by_runs(paths, lambda order: order["release_digest"], staged) if spare else spare
+    spare = spare - in_command_lines(paths.releases) if spare else spare
     for digest in sorted(spare):
         trash = paths.releases / f"{TRASH_PREFIX}{digest}"
         os.rename(paths.releases / digest, trash)
@@ -35,22 +36,22 @@ def prune_releases(paths: HostPaths, keep: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(spare))
 
 
-def _named_by_runs(paths: HostPaths) -> set[str]:
-    """The release of every run. A run whose order can't be read keeps them all: nobody knows what it needs."""
+def named_by_runs(paths: HostPaths, name_of: Callable[[dict[str, Any]], object], all_of_them: set[str]) -> set[str]:
+    """What `name_of` finds in the order of every run. A run whose order can't be read keeps them all: nobody knows what it needs."""
     named: set[str] = set()
     for folder in paths.runs.iterdir() if paths.runs.is_dir() else ():
         try:
-            named.add(str(read_record(folder / "run.json")["release_digest"]))
+            named.add(str(name_of(read_record(folder / "run.json"))))
         except (FileNotFoundError, NotADirectoryError):
             continue
-        except (OSError, WireError, KeyError, TypeError):
-            return {each.name for each in paths.releases.iterdir()}
+        except (OSError, WireError, KeyError, TypeError, AttributeError):
+            return all_of_them
     return named
 
 
-def _running(paths: HostPaths) -> set[str]:
-    """Releases in the command line of a living process, whoever started it."""
-    needle, found = f"{paths.releases}/".encode(), set()
+def in_command_lines(folder: Path, *, depth: int = 1) -> set[str]:
+    """What below `folder` (`depth` names deep) stands in the command line of a living process, whoever started it."""
+    needle, found = f"{folder}/".encode(), set()
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
             continue
@@ -58,5 +59,5 @@ def _running(paths: HostPaths) -> set[str]:
             words = Path(entry.path, "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        found |= {os.fsdecode(word[len(needle):].split(b"/")[0]) for word in words if word.startswith(needle)}
+        found |= {"/".join(os.fsdecode(word[len(needle):]).split("/")[:depth]) for word in words if word.startswith(needle)}
     return found

@@ -123,7 +123,7 @@ def share_of_limit(measured: dict[str, Any], limits: tuple[str, ...] = LIMITS) -
     """GFLOP/s of our training over that of the quickest matrix product in the same round, the median of the rounds."""
     flops = cell_of(measured).flops_a_token()
     rounds = measured["rounds"]
-    quickest = map(max, *(rounds[limit] for limit in limits)) if len(limits) > 1 else rounds[limits[0]]
+    quickest = map(max, zip(*(rounds[limit] for limit in limits), strict=True))
     return statistics.median(mine * flops / 1e9 / limit for mine, limit in zip(rounds["ours"], quickest, strict=True))
 
 

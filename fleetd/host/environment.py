@@ -41,11 +41,12 @@ from fleetd.environments import (
     environment_name,
 )
 from fleetd.files import write_record
-from fleetd.host.environment_use import TRASH_PREFIX, prune, read_mark
+from fleetd.host.environment_use import prune, read_mark
 from fleetd.host.steps import StepFailed, Steps
 from fleetd.host.survey import look_at_python
 from fleetd.paths import HostPaths
 from fleetd.pip_words import missing_packages, pip_fault
+from fleetd.release_use import TRASH_PREFIX
 from fleetd.wire import WireError, decode, dumps, encode
 from policies.errors import DataDamaged, ExplainedError, NoRoom, RequestRefused
 from policies.surveys import PythonSurvey

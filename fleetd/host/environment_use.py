@@ -14,10 +14,10 @@ from pathlib import Path
 from fleetd.environments import MARK, EnvironmentMark
 from fleetd.files import read_record, sync_folder
 from fleetd.paths import HostPaths
+from fleetd.release_use import TRASH_PREFIX, in_command_lines, named_by_runs
 from fleetd.wire import WireError, decode
 from policies.surveys import BuiltEnvironment
 
-TRASH_PREFIX = ".tmp-pruned-"
 ENVIRONMENT = "environment"
 """Under which key of its digests a run names its environment."""
 
@@ -55,8 +55,8 @@ def prune(paths: HostPaths, keep: frozenset[str], wheelhouses: frozenset[str]) -
 def _prune_environments(paths: HostPaths, keep: frozenset[str]) -> tuple[str, ...]:
     there = {f"{place.parent.name}/{place.name}" for place in paths.environments.glob("[!.]*/*/")}
     spare = there - keep
-    spare = spare - _named_by_runs(paths, there) if spare else spare
-    spare = spare - _running(paths) if spare else spare
+    spare = spare - named_by_runs(paths, lambda order: order["digests"].get(ENVIRONMENT, ""), there) if spare else spare
+    spare = spare - in_command_lines(paths.environments, depth=2) if spare else spare
     for name in sorted(spare):
         place = paths.environments / name
         trash = paths.environments / f"{TRASH_PREFIX}{place.name}"
@@ -84,30 +84,3 @@ def _prune_wheelhouses(paths: HostPaths, keep: frozenset[str]) -> tuple[str, ...
 def _is_under_way(name: str) -> bool:
     """A tree that somebody is just bringing; who brings it removes what the dead have left."""
     return name.startswith(".") and not name.startswith(TRASH_PREFIX)
-
-
-def _named_by_runs(paths: HostPaths, all_of_them: set[str]) -> set[str]:
-    """The environment of every run. A run whose order can't be read keeps them all: nobody knows what it needs."""
-    named: set[str] = set()
-    for folder in paths.runs.iterdir() if paths.runs.is_dir() else ():
-        try:
-            named.add(str(read_record(folder / "run.json")["digests"].get(ENVIRONMENT, "")))
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except (OSError, WireError, KeyError, TypeError, AttributeError):
-            return all_of_them
-    return named
-
-
-def _running(paths: HostPaths) -> set[str]:
-    """Environments in the command line of a living process, whoever started it."""
-    needle, found = f"{paths.environments}/".encode(), set()
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
-        try:
-            words = Path(entry.path, "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        found |= {"/".join(os.fsdecode(word[len(needle):]).split("/")[:2]) for word in words if word.startswith(needle)}
-    return found

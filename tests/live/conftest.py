@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 from live_fleet import EXAMPLE, Fleet
+from sshd import Sshd
+
+from fleetd.coordinator.releases import Releases
+from fleetd.paths import StatePaths
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +27,19 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for path in EXAMPLE.glob(f"{shard['name'].removesuffix('.bin')}.*"):
             shutil.copy(path, folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def releases(tmp_path_factory: pytest.TempPathFactory) -> Releases:
+    return Releases(StatePaths(tmp_path_factory.mktemp("state")))
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    """A host with an sshd of its own, shared by the tests of a file."""
+    host = Sshd(tmp_path_factory.mktemp("hosts") / "spark-a", "spark-a")
+    yield host
+    host.stop()
 
 
 @pytest.fixture

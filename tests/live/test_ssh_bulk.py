@@ -28,7 +28,6 @@ from fleetd.coordinator.tree_delivery import CONTROL, SSH
 from fleetd.coordinator.trees import read_entry, tree_fault
 from fleetd.files import files_below
 from fleetd.model import Owner
-from fleetd.paths import StatePaths
 from fleetd.wire import PROTOCOL
 from policies.errors import DataDamaged, HostUnreachable, NoRoom, RequestRefused
 from policies.facts import MIB
@@ -37,18 +36,6 @@ from policies.manifest import FileEntry, directory_digest
 pytestmark = pytest.mark.live
 OWNER = Owner(coordinator_id="c0ffee", generation=1)
 BIG_BYTES = 18 * MIB
-
-
-@pytest.fixture(scope="module")
-def releases(tmp_path_factory: pytest.TempPathFactory) -> Releases:
-    return Releases(StatePaths(tmp_path_factory.mktemp("state")))
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    host = Sshd(tmp_path_factory.mktemp("hosts") / "spark-a", "spark-a")
-    yield host
-    host.stop()
 
 
 class Source:

@@ -25,7 +25,6 @@ from fleetd.coordinator.ssh_connection import SshConnection
 from fleetd.coordinator.ssh_session import SshSession
 from fleetd.coordinator.trees import read_entry
 from fleetd.model import Owner
-from fleetd.paths import StatePaths
 from fleetd.wire import PROTOCOL
 from policies.errors import DataDamaged, ExplainedError, HostKeyRefused, HostUnreachable, LoginRefused, NoRoom, NotFound, RequestRefused
 from policies.manifest import directory_digest
@@ -34,18 +33,6 @@ pytestmark = pytest.mark.live
 OWNER = Owner(coordinator_id="c0ffee", generation=1)
 HELLO = {"protocol": PROTOCOL}
 NOTHING = {"after": {}, "wait_seconds": 0.0}
-
-
-@pytest.fixture(scope="module")
-def releases(tmp_path_factory: pytest.TempPathFactory) -> Releases:
-    return Releases(StatePaths(tmp_path_factory.mktemp("state")))
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    host = Sshd(tmp_path_factory.mktemp("hosts") / "spark-a", "spark-a")
-    yield host
-    host.stop()
 
 
 @pytest.fixture
