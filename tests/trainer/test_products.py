@@ -62,7 +62,7 @@ def test_without_onednn_all_is_torchs_own_to_the_bit(without_onednn: None) -> No
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_a_quickened_model_trains_with_the_gradients_of_the_plain_one_and_scores_with_its_very_bits(family: str) -> None:
+def test_a_quickened_model_trains_with_the_gradients_of_the_plain_one_and_scores_as_it_does(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = build_model(dict(MODELS[family]), seed=5).train()
     quick = copy.deepcopy(plain)
     products.quicken(quick)
@@ -78,6 +78,7 @@ def test_a_quickened_model_trains_with_the_gradients_of_the_plain_one_and_scores
     for (name, wanted), found in zip(plain.named_parameters(), quick.parameters(), strict=True):
         assert wanted.grad is not None and found.grad is not None
         assert torch.allclose(found.grad, wanted.grad, rtol=1e-3, atol=1e-6), name
+    monkeypatch.setattr(products, "times", None)  # small matrices may give equal bits either way: scoring never comes here
     with torch.no_grad():
         assert torch.equal(quick(input_ids=tokens_BT).logits, plain(input_ids=tokens_BT).logits), "the training mode alone changes nothing"
         assert torch.equal(quick.eval()(input_ids=tokens_BT).logits, plain.eval()(input_ids=tokens_BT).logits)
