@@ -293,9 +293,12 @@ class FleetLaws(Laws):
             self.broken("9", f"{run.run_id} is called lost, and {run.host} has answered for {heard_seconds:.0f} s")
 
     def _is_told_of_its_pilots(self, campaign_id: str, fleet: Fleet) -> None:
-        """No campaign stays in its pilot once each of those that were started has passed, and their hosts have been heard for long enough."""
+        """No campaign stays in its pilot once each of those that were started has passed, and their hosts have been heard for long enough.
+
+        A run that was fenced off has left its pilot to its successor, whatever it passes on its host until it is ended there."""
         campaign, now = fleet.campaigns[campaign_id], self.world.seconds
-        runs = [run for run in (fleet.runs[run_id] for run_id in campaign.runs) if has_pilot(campaign, run) and run.state is not RunState.QUEUED]
+        piloted = [run for run in (fleet.runs[run_id] for run_id in campaign.runs) if has_pilot(campaign, run) and run.successor is None]
+        runs = [run for run in piloted if run.state is not RunState.QUEUED]
         told = runs and all(run.run_id in self.truths and self._tells_of_its_pilot(self.truths[run.run_id].run) for run in runs)
         if campaign.stage is not CampaignStage.PILOT or not told:
             self.pilots_passed_at.pop(campaign_id, None)
