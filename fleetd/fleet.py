@@ -290,12 +290,21 @@ def _host_fenced(fleet: Fleet, event: Event) -> Fleet:
     runs = tuple(event.body["runs"])
     for run_id in runs:
         fleet = _with_run(fleet, replace(fleet.runs[run_id], left_behind=True))
-    before = fleet.hosts[event.host or ""].superseded  # said once more, the first time still counts
-    return _with_host(fleet, event, fenced=_mark(event), fenced_sequence=event.sequence, superseded=tuple(dict.fromkeys((*before, *runs))))
+    before = fleet.hosts[event.host or ""]  # said once more, the first time still counts
+    superseded, may_have = dict.fromkeys((*before.superseded, *runs)), dict.fromkeys((*before.may_have, *event.body.get("may_have", ())))
+    marks = {"fenced": _mark(event), "fenced_sequence": event.sequence}
+    return _with_host(fleet, event, superseded=tuple(superseded), may_have=tuple(may_have), **marks)
+
+
+def _run_left_behind(fleet: Fleet, event: Event) -> Fleet:
+    """Of a run that was placed nowhere: this fenced host may have it."""
+    run = fleet.runs[event.run_id or ""]
+    superseded = dict.fromkeys((*fleet.hosts[event.host or ""].superseded, run.run_id))
+    return _with_host(_with_run(fleet, replace(run, left_behind=True)), event, superseded=tuple(superseded))
 
 
 def _host_unfenced(fleet: Fleet, event: Event) -> Fleet:
-    return _with_host(fleet, event, fenced=None, superseded=())
+    return _with_host(fleet, event, fenced=None, superseded=(), may_have=())
 
 
 def _stranger_want_changed(fleet: Fleet, event: Event) -> Fleet:
@@ -347,6 +356,7 @@ _APPLY = {
     "host_undrained": _host_undrained,
     "host_fenced": _host_fenced,
     "host_unfenced": _host_unfenced,
+    "run_left_behind": _run_left_behind,
     "host_takeover_ordered": _only_recorded,
     "host_taken_over": _only_recorded,
     "run_cleared": _run_cleared,

@@ -181,6 +181,8 @@ class Host:
     """The number of the event that said so."""
     superseded: tuple[str, ...] = ()
     """Runs whose work goes on elsewhere, or was given up: whatever is left of them here is stopped before anything else happens here."""
+    may_have: tuple[str, ...] = ()
+    """Runs that were placed nowhere when it was fenced, by a part of history that is lost: it may have them, and others may as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

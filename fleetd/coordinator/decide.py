@@ -11,7 +11,7 @@ from datetime import datetime
 
 from fleetd.coordinator.decide_campaigns import advance_campaigns
 from fleetd.coordinator.decide_displacement import follow_displaced
-from fleetd.coordinator.decide_fence import finish_fences
+from fleetd.coordinator.decide_fence import find_left_behind, finish_fences
 from fleetd.coordinator.decide_hosts import find_unstarted, forgotten_hosts, judge_silence, read_polls, shown_hosts
 from fleetd.coordinator.decide_jobs import read_job_results
 from fleetd.coordinator.decide_messages import write_messages
@@ -31,6 +31,7 @@ def decide(fleet: Fleet, sight: Sight, now: datetime) -> Decision:
     read_polls(pen)
     find_unstarted(pen)
     judge_silence(pen)
+    find_left_behind(pen)
     read_job_results(pen)
     read_order_answers(pen)
     read_requests(pen)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from fleetd.coordinator.decide_found import may_be_on
+from fleetd.coordinator.decide_found import given_up, is_unplaced, may_be_elsewhere, may_be_on
 from fleetd.coordinator.pen import Pen
 from fleetd.coordinator.sight import Poll, Sight
 from fleetd.coordinator.specs import candidate_of, wish
@@ -47,7 +47,28 @@ class Fate:
 def fates(fleet: Fleet, sight: Sight, host: str, now: datetime) -> tuple[Fate, ...]:
     """What fencing `host` now would do to each run that it may hold. The same facts that `fence` goes by, so a person can be told before."""
     placed = [run for run in fleet.runs.values() if run.host == host and run.state not in FINAL and not run.left_behind]
-    return tuple(_fate(fleet, run, host, now) for run in (*placed, *may_be_on(fleet, sight, host)))
+    unplaced = [run for run in may_be_on(fleet, sight, host) if not may_be_elsewhere(fleet, sight, run, host)]
+    return tuple(_fate(fleet, run, host, now) for run in (*placed, *unplaced))
+
+
+def undecided(fleet: Fleet, sight: Sight, host: str) -> list[str]:
+    """Unplaced runs that this host may have, and another one that is not fenced as well: they wait for what that one says."""
+    return [run.run_id for run in may_be_on(fleet, sight, host) if may_be_elsewhere(fleet, sight, run, host)]
+
+
+def find_left_behind(pen: Pen) -> None:
+    """An unplaced run that nobody else has can only be on the fenced hosts that may have it: it is left behind there."""
+    for run in list(pen.fleet.runs.values()):
+        hosts = given_up(pen.fleet, pen.sight, run) if is_unplaced(run) else []
+        if hosts and not may_be_elsewhere(pen.fleet, pen.sight, run):
+            leave_behind(pen, run, hosts, "coordinator")
+            carry_out(pen, (_fate(pen.fleet, pen.run(run.run_id), hosts[0], pen.now),), "coordinator")
+
+
+def leave_behind(pen: Pen, run: Run, hosts: list[str], actor: str) -> None:
+    for host in hosts:
+        because = f"{host} is fenced and may have it, and no other host does: whatever is left of it there is ended"
+        pen.write("run_left_behind", run=run.run_id, host=host, actor=actor, because=because)
 
 
 def carry_out(pen: Pen, found: tuple[Fate, ...], actor: str) -> dict[str, str]:

@@ -2,7 +2,8 @@
 
     a host tells of one     its placing is taken over, whatever the campaign's stage and whatever people asked of it meanwhile
     a host is still silent  it may have the run: no other host is given it
-    that host is fenced     the run counts as left behind there, as those that history knows to be there
+    that host is fenced     the run counts as left behind there, as those that history knows to be there; where others may have it as well, only
+                            once each of them has said that it does not, or was fenced too
 
 Without this a second host would start the same run, and a stop would reach nobody.
 """
@@ -74,8 +75,19 @@ def holders(sight: Sight, run: Run) -> list[str]:
 
 
 def unheard(fleet: Fleet, sight: Sight, run: Run) -> list[str]:
-    """Hosts that may have an unplaced run and were not asked for it yet, or have not answered. What was added in this coordinator's life was
-    placed by no other one; but ids are counted, and a life whose history is cut off may have added the same one before."""
+    """Hosts that may have an unplaced run and were not asked for it yet, or have not answered; none that was given up."""
+    return [host for host in _untold(fleet, sight, run) if not is_given_up(fleet, sight, host)]
+
+
+def given_up(fleet: Fleet, sight: Sight, run: Run) -> list[str]:
+    """Fenced hosts that may have an unplaced run, and could have told nothing about it when they were fenced."""
+    flagged = [host.name for host in fleet.hosts.values() if host.fenced is not None and run.run_id in host.may_have]
+    return [host for host in _untold(fleet, sight, run) if host in flagged] if flagged else []
+
+
+def _untold(fleet: Fleet, sight: Sight, run: Run) -> list[str]:
+    """What was added in this coordinator's life was placed by no other one; but ids are counted, and a life whose history is cut off may have
+    added the same one before."""
     if not is_unplaced(run):
         return []
     campaign, found = fleet.campaigns[run.campaign_id], []
@@ -83,11 +95,20 @@ def unheard(fleet: Fleet, sight: Sight, run: Run) -> list[str]:
         seen = sight.hosts.get(host.name)
         may_be_older = seen is None or seen.asked_since > run.added_at or campaign.launched_sequence <= sight.history_cut_at
         has_told = seen is not None and seen.reports is not None and run.run_id in seen.asked
-        if may_be_older and not has_told and not is_given_up(fleet, sight, host.name):
+        if may_be_older and not has_told:
             found.append(host.name)
     return found
 
 
 def may_be_on(fleet: Fleet, sight: Sight, host: str) -> list[Run]:
     """The unplaced runs that this host may have."""
-    return [run for run in fleet.runs.values() if is_unplaced(run) and host in (*holders(sight, run), *unheard(fleet, sight, run))]
+    return [run for run in fleet.runs.values() if is_unplaced(run) and host in _possible(fleet, sight, run)]
+
+
+def may_be_elsewhere(fleet: Fleet, sight: Sight, run: Run, host: str | None = None) -> bool:
+    """Whether a host that nobody has given up may have this unplaced run, other than `host`."""
+    return not _possible(fleet, sight, run) <= {host}
+
+
+def _possible(fleet: Fleet, sight: Sight, run: Run) -> set[str]:
+    return {*holders(sight, run), *unheard(fleet, sight, run)}

@@ -73,9 +73,12 @@ def fence(pen: Pen, request: Request) -> None:
         return
     body = {
         "runs": [fate.run_id for fate in found], "boot_id": known.boot_id, "silent_since": format_moment(known.since),
-        "generation": pen.sight.owner.generation,
+        "generation": pen.sight.owner.generation, "may_have": decide_fence.undecided(pen.fleet, pen.sight, host),
     }
+    others = {fate.run_id: decide_found.given_up(pen.fleet, pen.sight, pen.run(fate.run_id)) for fate in found}
     pen.write("host_fenced", body, host=host, actor=actor, because=because)
+    for run_id, hosts in others.items():
+        decide_fence.leave_behind(pen, pen.run(run_id), hosts, actor)
     successors = decide_fence.carry_out(pen, found, actor)
     answered = [{**each, "successor": successors.get(each["run_id"])} for each in told]
     pen.answer(request, {"host": host, "silent_since": format_moment(known.since), "runs": answered, "dry_run": False})

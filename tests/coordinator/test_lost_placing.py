@@ -172,6 +172,64 @@ def test_a_fenced_host_that_may_have_an_unplaced_run_has_to_end_it_and_the_work_
     assert fleet.fleet.runs[f"{run_id}-2"].host == other and run_id not in fleet.hosts[other].specs, "one id never lives on two hosts"
 
 
+def unplaced_between_two_silent_hosts() -> tuple[VirtualCoordinator, str, str, str]:
+    """The fleet, the run that history has placed nowhere, the host that has it, and another one that may have it for all that history knows."""
+    fleet = at_work()
+    has_it = fleet.run("one").host
+    assert has_it is not None
+    fleet.silent.update((A, B))
+    lose(fleet, "run_placed")
+    fleet.round(seconds=31.0, work=False)
+    fleet.round(work=False)
+    return fleet, fleet.run("one").run_id, has_it, next(name for name in (A, B) if name != has_it)
+
+
+def fence(fleet: VirtualCoordinator, host: str) -> list[str]:
+    asked = fleet.ask("fence", target=host, because="no light is on")
+    fleet.tick()
+    return [told["run_id"] for told in fleet.replies[asked].body["runs"]]
+
+
+def test_a_fence_of_one_of_two_silent_hosts_leaves_the_run_to_the_one_that_has_it() -> None:
+    """Found as seed 879776423: its work began again in a new run beside it, on the very host that had it all the time."""
+    fleet, run_id, has_it, other = unplaced_between_two_silent_hosts()
+    assert fence(fleet, other) == [] and fleet.fleet.hosts[other].may_have == (run_id,)
+    fleet.round(work=False)
+    assert f"waits for host {has_it}: it has not told yet" in fleet.run("one").detail
+    fleet.silent.clear()
+    for _ in range(4):
+        fleet.round(work=False)
+    assert fleet.run("one").host == has_it and fleet.fleet.hosts[other].fenced is None and not fleet.fleet.hosts[other].may_have
+    fleet.until(CampaignStage.EVALUATED)
+    assert [*fleet.fleet.runs] == [run_id, fleet.run("evaluate-test").run_id], "nothing was begun a second time"
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_what_no_other_host_has_is_left_behind_on_the_fenced_one_that_may_have_it(is_stopped: bool) -> None:
+    fleet, run_id, has_it, other = unplaced_between_two_silent_hosts()
+    if is_stopped:
+        fleet.ask("stop", target="one")
+        fleet.tick()
+    assert fence(fleet, has_it) == []
+    fleet.crash()
+    fleet.silent.discard(other)
+    for _ in range(4):
+        fleet.round(work=False)
+    assert fleet.fleet.hosts[has_it].superseded == (run_id,) and fleet.fleet.runs[run_id].left_behind
+    if is_stopped:
+        fleet.ask("resume", target=run_id)
+        for _ in range(4):
+            fleet.round(work=False)
+    assert fleet.fleet.runs[f"{run_id}-2"].host == other and run_id not in fleet.hosts[other].specs
+
+
+def test_where_every_host_that_may_have_it_is_fenced_each_of_them_has_to_end_it() -> None:
+    fleet, run_id, has_it, other = unplaced_between_two_silent_hosts()
+    assert (fence(fleet, has_it), fence(fleet, other)) == ([], [run_id])
+    assert [fleet.fleet.hosts[name].superseded for name in (has_it, other)] == [(run_id,), (run_id,)]
+    assert fleet.fleet.runs[run_id].successor is not None
+
+
 def test_an_evaluation_whose_data_history_has_lost_as_well_needs_no_order_where_it_is() -> None:
     fleet = at_work()
     fleet.until(CampaignStage.FROZEN)
@@ -193,7 +251,7 @@ def test_a_fence_from_before_a_cut_of_history_may_have_fallen_and_has_to_be_said
     placed_on = fleet.run("two").host
     assert placed_on == B
     lose(fleet, "run_placed")
-    fleet.silent.update((A, B))
+    fleet.silent.add(B)
     fleet.round(seconds=31.0, work=False)
     fleet.round(work=False)
     fleet.ask("fence", target=B, because="no light is on")

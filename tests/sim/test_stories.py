@@ -28,10 +28,12 @@ FOUND_SEEDS = {
     357825736: "the order that a host made itself, by a clock in doubt, was taken for one that tells the time",
     502708534: "history was cut between a fence and what it made of its runs",
     76594178: "an order that came between a boot and the moment at which its host was told the time was later than that time",
+    765853676: "the pilot of a run that was fenced off counted for its campaign, and its successor waited for a host",
+    879776423: "a fence of one of two silent hosts began the work again of a run that the other one had",
     839090078: "a successor went on from its seed because its own copy of that very step was damaged",
 }
 """Stories that once broke a law, and what that was."""
-SECOND_EDITION = frozenset({17629430, 357825736, 76594178, 502708534})
+SECOND_EDITION = frozenset({17629430, 357825736, 76594178, 502708534, 765853676, 879776423})
 FRESH_STORIES = 6
 
 
