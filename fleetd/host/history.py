@@ -16,6 +16,8 @@ from policies.facts import Reason, RunState, StopMode
 from policies.lifecycle import check_run_step
 
 RESTARTS_REMEMBERED_MAX = 1000
+LOOK_COUNTS_SECONDS_MAX = 1.5
+"""Longer than any pause between two looks at a trainer that has to end. What is beyond it was no patience: nobody was there to be patient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +180,19 @@ def attempt_started(history: History, number: int) -> History:
     return replace(
         history, attempt=number, is_attempt_over=False, is_attempt_announced=False, stop=None, leader_gone_seconds=None, step_at_start=newest,
         progress=next_attempt(history.progress),
+    )
+
+
+def after_gap(history: History, gap_seconds: float) -> History:
+    """The memory when the last look is so long ago. A machine that stood still, or a process that waited for its disk, kept the trainer from
+    ending as it kept us from looking: each look counts as one pause at most. Cutoff and cap are no patience, they go by the clock."""
+    beyond_seconds = gap_seconds - LOOK_COUNTS_SECONDS_MAX
+    if beyond_seconds <= 0:
+        return history
+    stop, gone_seconds = history.stop, history.leader_gone_seconds
+    return replace(
+        history, stop=None if stop is None else replace(stop, asked_seconds=stop.asked_seconds + beyond_seconds),
+        leader_gone_seconds=None if gone_seconds is None else gone_seconds + beyond_seconds,
     )
 
 

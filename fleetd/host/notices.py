@@ -137,6 +137,15 @@ def _essence(history: History) -> History:
     return replace(history, log_offset=0, progress=Progress())
 
 
+def numbers_of(sight: HostSight, history: History) -> dict[str, object]:
+    """What is told beside each change of state, as far as it is known."""
+    numbers = {
+        "host_bytes": sight.memory.host_bytes, "accelerator_bytes": sight.memory.accelerator_bytes, "step": history.progress.step,
+        "available_bytes": sight.memory.available_bytes,
+    }
+    return {name: value for name, value in numbers.items() if value is not None}
+
+
 def signal_notices(reports: tuple[SignalReport, ...], purpose: str) -> list[dict[str, Any]]:
     """One audit body for each signal sent or refused."""
     bodies = [

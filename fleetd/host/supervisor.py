@@ -36,11 +36,12 @@ from fleetd.host.history import (
     RecordExit,
     StartAttempt,
     after_action,
+    after_gap,
     attempt_started,
     time_is_known,
 )
 from fleetd.host.homes import own_home
-from fleetd.host.notices import Looks, Spool, observation_of, signal_notices
+from fleetd.host.notices import Looks, Spool, numbers_of, observation_of, signal_notices
 from fleetd.host.observe import Observer
 from fleetd.host.processes import boot_id, set_child_subreaper
 from fleetd.host.sight import HostSight
@@ -79,6 +80,7 @@ class Supervisor:
         self.start_refused = ""
         self.is_done = False
         self.looked_seconds: float | None = None
+        self.gap_seconds = 0.0
 
     def run(self) -> None:
         """Watch until the run is settled and every notice is on disk."""
@@ -101,6 +103,7 @@ class Supervisor:
 
     def tick(self, moment: Moment) -> HostSight:
         """One look, one decision, one round of acts. Returns what was seen."""
+        self._note_gap(moment)
         self._trust_clock(moment)
         time = self._effective_time(moment)
         true_moment = Moment(now=time.now, boottime_seconds=moment.boottime_seconds)
@@ -190,14 +193,18 @@ class Supervisor:
         if is_known and (seen_at is None or (moment.now - seen_at).total_seconds() >= CLOCK_RECORD_SECONDS):
             self.history = replace(self.history, clock_seen_at=moment.now)
 
+    def _note_gap(self, moment: Moment) -> None:
+        seconds = moment.boottime_seconds
+        self.gap_seconds = 0.0 if self.looked_seconds is None else seconds - self.looked_seconds
+        self.looked_seconds = seconds
+        self.history = after_gap(self.history, self.gap_seconds)
+
     def _silent_seconds(self, moment: Moment) -> float:
         """Since the trainer last said something, as far as it could have been heard. Asked once its log was read: what is new there ends
         its silence before anybody judges by it."""
         seconds, follower = moment.boottime_seconds, self.follower
-        gap_seconds = 0.0 if self.looked_seconds is None else seconds - self.looked_seconds
-        self.looked_seconds = seconds
-        if gap_seconds > UNWATCHED_SECONDS:
-            follower.log_grew_seconds = min(seconds, follower.log_grew_seconds + gap_seconds)
+        if self.gap_seconds > UNWATCHED_SECONDS:
+            follower.log_grew_seconds = min(seconds, follower.log_grew_seconds + self.gap_seconds)
         if self.looks.is_refused or not self.spool.journal.is_durable:
             follower.log_grew_seconds = seconds  # a disk that takes nothing takes no log either
         return seconds - follower.log_grew_seconds
@@ -289,7 +296,7 @@ class Supervisor:
 
     def _tell(self, action: Action, sight: HostSight, moment: Moment) -> None:
         if isinstance(action, Move):
-            evidence = {**action.evidence, **self._numbers(sight)}
+            evidence = {**action.evidence, **numbers_of(sight, self.history)}
             self.spool.tell(
                 moment, "state_changed", **{"from": self.history.state}, to=action.to, reason=action.reason, detail=action.detail,
                 attempt=self.history.attempt, evidence=evidence,
@@ -307,13 +314,6 @@ class Supervisor:
         """The shim takes its cgroup away; where it is dead, nobody else would."""
         if sight.attempt is not None and sight.attempt.shim_is_alive is not True:
             tidy.tidy_attempt(self.paths, sight.attempt.number, patient=True)
-
-    def _numbers(self, sight: HostSight) -> dict[str, object]:
-        numbers = {
-            "host_bytes": sight.memory.host_bytes, "accelerator_bytes": sight.memory.accelerator_bytes, "step": self.history.progress.step,
-            "available_bytes": sight.memory.available_bytes,
-        }
-        return {name: value for name, value in numbers.items() if value is not None}
 
     def _start(self, action: StartAttempt, moment: Moment) -> None:
         try:

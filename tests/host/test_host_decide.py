@@ -27,6 +27,7 @@ from fleetd.host.history import (
     SeenCheckpoint,
     StartAttempt,
     after_action,
+    after_gap,
     attempt_started,
     time_is_known,
 )
@@ -508,3 +509,23 @@ def test_a_trainer_that_has_saved_and_said_so_gets_the_time_to_leave() -> None:
     assert KillTree in kinds(decide(late, stopping))
     assert KillTree not in kinds(decide(late, said))
     assert KillTree in kinds(decide(sight(140.0, attempt=alive(), want=wish(2, Want.STOP)), said)), "but not for ever"
+
+
+def test_a_machine_that_stood_still_has_used_up_no_patience_and_one_that_always_looks_late_kills_all_the_same() -> None:
+    order = replace(spec(), stop=StopTerms(grace_floor_seconds=1.0, grace_ceiling_seconds=1.0))
+    stop = wish(2, Want.STOP)
+    asked = after(RUNNING, decide(sight(100.0, attempt=alive(), want=stop, of=order), RUNNING), 100.0)
+    late = sight(106.0, attempt=alive(), want=stop, of=order)
+    assert KillTree in kinds(decide(late, asked)), "whoever watched all the time has waited enough"
+    assert kinds(decide(late, after_gap(asked, 6.0))) == [AskAgain], "6 s in which nobody looked are one pause: it is asked again before it is killed"
+    gone = replace(asked, leader_gone_seconds=1100.0)
+    left = replace(late, attempt=alive(standing=Standing.GONE, is_dead=True, tree_count=1))
+    assert KillTree in kinds(decide(left, gone)) and KillTree not in kinds(decide(left, after_gap(gone, 6.0))), "nor have the workers of a leader"
+
+    history, killed_at = asked, None
+    for seconds in range(110, 200, 10):
+        history = after_gap(history, 10.0)
+        actions = decide(sight(float(seconds), attempt=alive(), want=stop, of=order), history)
+        killed_at = killed_at or (seconds if KillTree in kinds(actions) else None)
+        history = after(history, actions, float(seconds))
+    assert killed_at == 120, "each look counts as 1.5 s: asked again at the first, killed at the second"

@@ -130,6 +130,7 @@ class VirtualSupervisor(Supervisor):
         self.start_refused = ""
         self.is_done = False
         self.looked_seconds: float | None = None
+        self.gap_seconds = 0.0
         self.looks = VirtualLooks()  # type: ignore[assignment]
         self.dies_at = ""
         """A boundary between two acts at which a kill is due: `signalled`, `before_write`, `created`."""
