@@ -7,6 +7,8 @@ usage: fake_trainer.py STEPS SECONDS_PER_STEP [option=value ...]
     save_seconds=S     a save takes S                        fork=N         N children that ignore SIGTERM
     hang_at=N          sleep for ever at step N              slow_exit=S    S seconds between SIGTERM and the exit
     own_cutoff=S       stops by itself S seconds before FLEETD_TRAIN_CUTOFF
+    pause_at=N         waits after step N until the test says go (a file), however long the test takes to do what it has to do meanwhile
+    device_most=MIB    use no more of the device than that, whatever the step
     device=MIB         use so much of the fake device (or N/A), device_step=MIB so much more with each step; device_kept=1: it is never given back
 """
 
@@ -58,7 +60,9 @@ def use_device(options: dict[str, str], step: int) -> None:
     if "device" not in options:
         return
     mine = Path(os.environ["FAKE_NVML_FOLDER"]) / str(os.getpid())
-    used = options["device"] if options["device"] == "N/A" else str((int(options["device"]) + step * int(options.get("device_step", "0"))) * 2**20)
+    used = options["device"]
+    if used != "N/A":
+        used = str(min(int(used) + step * int(options.get("device_step", "0")), int(options.get("device_most", "1000000000"))) * 2**20)
     temporary = mine.with_name(f"new-{os.getpid()}")
     temporary.write_text(used)
     os.rename(temporary, mine)
@@ -99,6 +103,8 @@ def main() -> int:
         step += 1
         say(step=step, loss=1.0 / step, seconds=pace)
         use_device(options, step)
+        while f"{step}" == options.get("pause_at") and not ASKED and not (RUN / "go").exists():
+            time.sleep(0.02)
         if f"{step}" == options.get("crash_always") or (f"{step}" == options.get("crash_at") and once("crash")):
             return 1
         if options.get("exit_at", "").startswith(f"{step}:"):

@@ -22,11 +22,16 @@ from fleetd.host.processes import Grip, grip
 from fleetd.journal import Journal
 from fleetd.model import Caps, DeadlineTerms, Observation, Owner, RestartTerms, RunSpec, StallTerms, StopTerms, WantOrder
 from fleetd.paths import RunPaths
+from policies.errors import ExplainedError
 from policies.facts import MIB, RunKind, RunState, StopMode, Want
 from policies.lifecycle import SETTLED
 
 TRAINER = Path(__file__).with_name("fake_trainer.py")
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 100.0
+"""Of a machine that stands still now and then. Nobody waits for it where all goes well."""
+PATIENT = StopTerms(grace_floor_seconds=30.0, grace_ceiling_seconds=60.0)
+BRIEF = StopTerms(grace_floor_seconds=1.0, grace_ceiling_seconds=5.0)
+"""For who has to be ended by force: the test waits for all of the ladder. Whoever is to end by itself needs more time than a machine stands still."""
 COUNTER = itertools.count(1)
 T = TypeVar("T")
 
@@ -44,8 +49,8 @@ def spec_for(*arguments: str, argv: tuple[str, ...] | None = None, cutoff_second
         created_at=at, argv=argv or (sys.executable, "-S", str(TRAINER), *arguments), environment={}, release_digest="",
         caps=Caps(host_bytes=256 * MIB, accelerator_bytes=256 * MIB, floor_bytes=MIB),
         deadline=DeadlineTerms(final_at=at + timedelta(seconds=cutoff_seconds + 5), cutoff_at=at + timedelta(seconds=cutoff_seconds)),
-        stop=StopTerms(grace_floor_seconds=1.0, grace_ceiling_seconds=5.0),
-        restarts=RestartTerms(restarts_max=3, first_seconds=0.2, ceiling_seconds=1.0), stall=StallTerms(launch_seconds=20.0, floor_seconds=20.0),
+        stop=PATIENT,
+        restarts=RestartTerms(restarts_max=3, first_seconds=0.2, ceiling_seconds=1.0), stall=StallTerms(launch_seconds=90.0, floor_seconds=90.0),
     )
     return replace(spec, **changes)
 
@@ -101,11 +106,19 @@ class HostRun:
         return "\n".join(texts)[-6000:]
 
     def notices(self, kind: str | None = None) -> list[dict[str, Any]]:
-        journal = Journal.open(self.paths.journal, read_only=True)
-        entries = journal.entries(limit=10_000)
-        journal.close()
+        entries = wait_for(self._entries, WAIT_SECONDS, self.log_text)
         assert [entry["sequence"] for entry in entries] == list(range(1, len(entries) + 1)), "notices have no gaps"
         return [entry for entry in entries if kind is None or entry["kind"] == kind]
+
+    def _entries(self) -> list[dict[str, Any]] | None:
+        """None while somebody else just has it locked, which no entry would look like."""
+        try:
+            journal = Journal.open(self.paths.journal, read_only=True)
+        except ExplainedError:
+            return None
+        with contextlib.closing(journal):
+            entries = journal.entries(limit=10_000)
+            return entries if entries and journal.health == "ok" else None
 
     def moves(self) -> list[str]:
         return [notice["body"]["to"] for notice in self.notices("state_changed")]
@@ -118,7 +131,16 @@ class HostRun:
         assert isinstance(held, Grip), held
         with held:
             held.send(signal.SIGKILL)
-            wait_for(held.exited, 10, lambda: "it survives")
+            wait_for(held.exited, WAIT_SECONDS, lambda: "it survives")
+
+    def orphan(self) -> None:
+        """Nobody watches the trainer any more. The shim first: it would start another supervisor, if the test were held up between the two."""
+        self.kill_program(self.paths.shim)
+        self.kill_program(self.paths.supervisor)
+
+    def go(self) -> None:
+        """What a trainer with `pause_at` waits for."""
+        (self.paths.root / "go").touch()
 
     def kill_trainer(self, attempt: int = 1) -> None:
         record = rundir.read_attempt(self.paths, attempt)
@@ -134,7 +156,7 @@ class HostRun:
             if isinstance(held, Grip):
                 with held:
                     held.send(signal.SIGKILL)
-                    wait_for(held.exited, 10, lambda: "it survives")
+                    wait_for(held.exited, WAIT_SECONDS, lambda: "it survives")
         for number in range(1, rundir.newest_attempt(self.paths) + 1):
             record = rundir.read_attempt(self.paths, number)
             if record is not None:
@@ -176,7 +198,8 @@ def small_disk(folder: Path, size: str, options: str = "rw") -> Iterator[Path]:
     try:
         yield folder
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
+        # Who was killed lets go of its files a moment after it counts as ended.
+        wait_for(lambda: subprocess.run(["umount", str(folder)], check=False).returncode == 0, WAIT_SECONDS, lambda: f"{folder} stays busy")
 
 
 def fill(folder: Path) -> Path:

@@ -9,8 +9,9 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from host_runs import HostRun, is_alive, spec_for, wait_for
+from host_runs import BRIEF, WAIT_SECONDS, HostRun, is_alive, spec_for, wait_for
 
 from fleetd import clock
 from fleetd.files import write_record
@@ -59,9 +60,10 @@ def test_a_run_goes_from_start_to_finished_and_tells_it_in_numbered_notices(star
 
 
 def test_a_crashed_trainer_is_started_again_from_its_newest_checkpoint_that_verifies(start: Callable[..., HostRun]) -> None:
-    run = start("25", "0.05", "every=5", "crash_at=17")
-    wait_for(lambda: (run.paths.checkpoints / "step-000000015").exists(), 20, run.log_text)
+    run = start("25", "0.05", "every=5", "pause_at=16", "crash_at=17")
+    wait_for(lambda: (run.paths.checkpoints / "step-000000015").exists(), WAIT_SECONDS, run.log_text)
     (run.paths.checkpoints / "step-000000015" / "model.bin").write_bytes(b"not what the manifest says")
+    run.go()
 
     seen = run.settle()
 
@@ -78,9 +80,17 @@ def test_a_used_up_restart_budget_holds_the_run_until_a_person_wakes_it(start: C
     held = run.wait_state(RunState.HELD)
     assert (held.attempt, held.reason, held.restarts_used) == (3, Reason.EXIT_NONZERO, 2) and "budget used up" in held.detail
     assert held.supervisor_pid is not None
-    before = cpu_seconds(held.supervisor_pid)
-    time.sleep(1.5)
-    assert cpu_seconds(held.supervisor_pid) - before < 0.1, "waiting costs nothing"
+    costs: list[float] = []
+
+    def costs_nothing() -> bool:
+        """In one of several looks: what is left to do after its last change, and a machine that is slow, show in the first of them."""
+        assert held.supervisor_pid is not None
+        before = cpu_seconds(held.supervisor_pid)
+        time.sleep(1.5)
+        costs.append(cpu_seconds(held.supervisor_pid) - before)
+        return costs[-1] < 0.1
+
+    wait_for(costs_nothing, 20, lambda: f"waiting costs {costs} seconds of a processor in each 1.5")
 
     run.order(2, Want.RUN)
     run.wait(lambda seen: seen.attempt > 3)
@@ -110,7 +120,7 @@ def test_a_graceful_stop_saves_at_the_step_where_it_stopped(start: Callable[...,
 
     assert (seen.state, seen.reason) == (RunState.STOPPED, Reason.USER) and "asking was enough" in seen.detail
     exit_record = run.notices("attempt_ended")[0]["body"]["exit"]
-    assert exit_record["exit_code"] == 10
+    assert exit_record["exit_code"] == 10, (exit_record, run.log_text())
     assert (run.paths.checkpoints / f"step-{seen.step:09d}" / "manifest.json").exists()
     signals = run.notices("signal")
     assert [body["body"]["signal"] for body in signals] == [15, 18] and all("argv match" in notice["body"]["verdict"] for notice in signals)
@@ -124,7 +134,7 @@ def test_a_graceful_stop_saves_at_the_step_where_it_stopped(start: Callable[...,
 
 
 def test_a_trainer_that_ignores_the_ask_is_asked_again_and_then_killed_and_that_is_said(start: Callable[..., HostRun]) -> None:
-    run = start("5000", "0.05", "ignore_term=1", "fork=2")
+    run = start("5000", "0.05", "ignore_term=1", "fork=2", stop=BRIEF)
     pid = run.wait_step(3).pid
     assert pid is not None
     run.order(2, Want.STOP)
@@ -133,7 +143,7 @@ def test_a_trainer_that_ignores_the_ask_is_asked_again_and_then_killed_and_that_
 
     assert seen.state is RunState.STOPPED and "force was needed" in seen.detail and "SIGKILL" in seen.detail
     purposes = [notice["body"]["purpose"].split(":")[0] for notice in run.notices("signal")]
-    assert purposes[:4] == ["ask", "ask", "ask", "ask"] and set(purposes[4:]) == {"kill"}
+    assert purposes[:4] == ["ask", "ask", "ask", "ask"] and set(purposes[4:]) == {"kill"}, run.log_text()
     killed = {notice["body"]["pid"] for notice in run.notices("signal") if notice["body"]["signal"] == 9}
     assert pid in killed and len(killed) == 3, "the leader and both of its children"
     assert not any(is_alive(each) for each in killed)
@@ -144,7 +154,8 @@ def test_children_that_outlive_a_finished_trainer_are_ended_before_the_run_is_fi
     run = start("4", "0.05", "fork=2")
     seen = run.settle()
     killed = [notice["body"] for notice in run.notices("signal") if notice["body"]["signal"] == 9]
-    assert seen.state is RunState.FINISHED and len(killed) == 2 and all("outlived" in body["purpose"] for body in killed)
+    assert seen.state is RunState.FINISHED and len({body["pid"] for body in killed}) == 2, "one that dies slowly may be killed again"
+    assert all("outlived" in body["purpose"] for body in killed)
     assert not any(is_alive(body["pid"]) for body in killed)
 
 
@@ -166,20 +177,23 @@ def test_a_stop_wished_before_the_start_starts_nothing(tmp_path: Path) -> None:
 
 def test_a_shell_wrapper_is_stopped_with_its_children_where_the_order_says_group(start: Callable[..., HostRun]) -> None:
     run = start(argv=("/bin/sh", "-c", "sleep 600; echo never"), contract=False, signal=SignalTarget.GROUP)
-    run.wait_state(RunState.RUNNING)
+    pid = run.wait_state(RunState.RUNNING).pid
+    assert pid is not None
+    wait_for(lambda: [each.name() for each in psutil.Process(pid).children()] == ["sleep"], WAIT_SECONDS, lambda: "the shell has started nothing")
     run.order(2, Want.STOP)
     seen = run.settle()
-    assert seen.state is RunState.STOPPED and "asking was enough" in seen.detail
+    assert seen.state is RunState.STOPPED and "asking was enough" in seen.detail, run.log_text()
     assert len({notice["body"]["pid"] for notice in run.notices("signal")}) == 2
 
 
 def test_a_killed_supervisor_is_replaced_by_one_that_adopts_the_same_trainer(start: Callable[..., HostRun]) -> None:
-    run = start("250", "0.05", "every=50", "exit_at=200:32")
+    run = start("250", "0.05", "every=50", "pause_at=100", "exit_at=110:32")
     first = run.wait_step(5)
     run.kill_program(run.paths.supervisor)
 
     second = run.wait(lambda seen: seen if seen.supervisor_pid != first.supervisor_pid else None)
     assert (second.pid, second.attempt) == (first.pid, 1)
+    run.go()
     seen = run.settle()
 
     assert (seen.state, seen.reason, seen.attempt) == (RunState.FAILED, Reason.GATE_FAILED, 1)
@@ -189,9 +203,10 @@ def test_a_killed_supervisor_is_replaced_by_one_that_adopts_the_same_trainer(sta
 
 
 def test_when_the_shim_dies_the_supervisor_inherits_the_trainer_and_sees_its_exit(start: Callable[..., HostRun]) -> None:
-    run = start("60", "0.05", "exit_at=40:32")
+    run = start("60", "0.05", "pause_at=20", "exit_at=40:32")
     run.wait_step(5)
     run.kill_program(run.paths.shim)
+    run.go()
 
     seen = run.settle()
 
@@ -201,11 +216,13 @@ def test_when_the_shim_dies_the_supervisor_inherits_the_trainer_and_sees_its_exi
 
 
 def test_supervisor_and_shim_dead_a_new_supervisor_adopts_and_still_knows_the_exit(start: Callable[..., HostRun]) -> None:
-    run = start("120", "0.05", "exit_at=100:32")
-    pid = run.wait_step(5).pid
-    run.kill_program(run.paths.supervisor)
-    run.kill_program(run.paths.shim)
+    run = start("120", "0.05", "pause_at=60", "exit_at=70:32")
+    first = run.wait_step(5)
+    pid = first.pid
+    run.orphan()
     run.supervise()
+    run.wait(lambda seen: seen.supervisor_pid != first.supervisor_pid and seen.pid == pid)
+    run.go()
 
     seen = run.settle()
 
@@ -218,12 +235,12 @@ def test_supervisor_and_shim_dead_a_new_supervisor_adopts_and_still_knows_the_ex
 
 
 def test_an_exit_that_nobody_saw_is_called_unobserved_and_tried_again(start: Callable[..., HostRun]) -> None:
-    run = start("60", "0.05", "every=10", "crash_at=30")
+    run = start("60", "0.05", "every=10", "pause_at=20", "crash_at=30")
     pid = run.wait_step(12).pid
     assert pid is not None
-    run.kill_program(run.paths.supervisor)
-    run.kill_program(run.paths.shim)
-    wait_for(lambda: not is_alive(pid), 20, lambda: "it does not crash")
+    run.orphan()
+    run.go()
+    wait_for(lambda: not is_alive(pid), WAIT_SECONDS, lambda: "it does not crash")
     run.supervise()
 
     seen = run.settle()
@@ -234,12 +251,12 @@ def test_an_exit_that_nobody_saw_is_called_unobserved_and_tried_again(start: Cal
 
 
 def test_after_a_reboot_the_attempt_is_over_and_the_run_goes_on_from_its_checkpoint(start: Callable[..., HostRun]) -> None:
-    run = start("40", "0.05", "every=5")
+    run = start("40", "0.05", "every=5", "pause_at=20")
     pid = run.wait_step(12).pid
     assert pid is not None
-    run.kill_program(run.paths.supervisor)
-    run.kill_program(run.paths.shim)
+    run.orphan()
     run.kill_trainer()
+    run.go()
     for path in (run.paths.attempt(1).record, run.paths.shim):  # as if all of it had been recorded before this boot
         record = json.loads(path.read_text())
         record["identity"]["boot_id"] = "00000000-0000-0000-0000-000000000000"
@@ -257,10 +274,9 @@ def test_after_a_reboot_the_next_attempt_waits_for_a_known_time_and_has_no_more_
     start: Callable[..., HostRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(clock.ENV_OFFSET_FILE, str(tmp_path / "offset"))  # a clock that nobody disciplines
-    run = start("400", "0.05", "every=5")
+    run = start("5000", "0.05", "every=5")
     run.wait_step(12)
-    for program in (run.paths.supervisor, run.paths.shim):
-        run.kill_program(program)
+    run.orphan()
     run.kill_trainer()
     recorded_at = datetime.now(timezone.utc) + timedelta(minutes=3)
     journal = Journal.open(run.paths.journal)
