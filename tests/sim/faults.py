@@ -9,6 +9,7 @@ from typing import Any
 
 from fleetd.coordinator.host_keys import HostKey
 from policies.facts import GIB
+from tests.sim.ambushes import Ambushes
 from tests.sim.coordinator import CRASHES, Office
 from tests.sim.machine import Machine, Process
 from tests.sim.rivals import Rival
@@ -19,7 +20,7 @@ DEATHS = ("signalled", "before_write", "created")
 SHIM_DEATHS = ("claimed", "forked", "recorded", "opened", "ended", "told")
 
 
-class Faults:
+class Faults(Ambushes):
     def __init__(self, world: World, office: Office, machines: list[Machine], *, heals_at: float, edition: int) -> None:
         self.world, self.office, self.machines, self.heals_at = world, office, machines, heals_at
         self.kinds: tuple[Callable[[], None], ...] = (
@@ -31,14 +32,18 @@ class Faults:
         )
         if edition > 1:
             self.kinds = (*self.kinds, self._hold_a_start, self._hold_a_start, self._rival)
+        if edition > 2:
+            self.kinds = (
+                *self.kinds, self._reboot_at_backoff, self._cut_at_backoff, self._forget_a_failure, self._cut_at_stopping, self._cut_at_stuck,
+            )
 
-    def plan(self, count: int, about: tuple[str, ...] = ()) -> None:
+    def plan(self, count: int, about: tuple[str, ...] = (), within: float = 1.0) -> None:
         """So many faults at random moments; often of a few kinds only, so that some stories are about one thing."""
         kinds = self.kinds if self.world.chance(0.6) else tuple(self.world.random.sample(self.kinds, 4))
         if about:
             kinds = tuple(getattr(self, f"_{name}") for name in about)
         for _ in range(count):
-            self.world.after(self.world.between(0.0, self.heals_at), self._happen, self.world.random.choice(kinds))
+            self.world.after(self.world.between(0.0, self.heals_at * within), self._happen, self.world.random.choice(kinds))
 
     def _happen(self, kind: Callable[[], None]) -> None:
         """What finds nobody to befall says nothing, and was no fault."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +74,8 @@ class Laws:
         self.ended: dict[tuple[str, str], float] = {}
         """By host, when it was told of a run that its work goes on elsewhere."""
         self.counts: Counter[str] = Counter()
+        self.listeners: list[Callable[[VirtualRun, RunState], bool]] = []
+        """Who waits for a run to come to some state on its host. The first one that says it is for him is the only one that hears of it."""
         world.after(WATCH_SECONDS, self._watch)
 
     def broken(self, law: str, text: str) -> None:
@@ -190,6 +193,7 @@ class Laws:
     def decided(self, run: VirtualRun, action: Action, sight: HostSight, history: History) -> None:
         if isinstance(action, Move):
             self.coverage.host[history.state, action.to] += 1
+            any(listener(run, action.to) for listener in [*self.listeners])
             # What was asked for in time had its cause then; a power cut since may have set the deadline later by the time it took.
             truth = self.truths[run.run_id]
             was_asked = truth.asked_attempt == history.attempt and truth.asked_reason is Reason.DEADLINE

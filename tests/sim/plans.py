@@ -32,6 +32,18 @@ class Theme:
     early_stops: float = 0.05
     pilots: float | None = None
     """The share of candidates that ask for a pilot; drawn for each campaign where it is not given."""
+    within: float = 1.0
+    """The share of its time of trouble in which a story's faults begin: what waits for its moment has to be there early."""
+    exits: tuple[int, ...] = EXITS
+    at_once: float = 0.15
+    """The share of attempts whose fate is there before their first step."""
+    restarts: tuple[int, ...] = (0, 1, 3)
+    first_seconds: tuple[float, ...] = (1.0, 1.0, 40.0)
+    """How long a run waits before its first other attempt."""
+    holds: float = 0.25
+    """The share of candidates that a reboot leaves to a person."""
+    damage: float = 0.4
+    """Where jobs find damaged bytes: the share of stories in which the first of them do."""
 
 
 ANYTHING = Theme()
@@ -53,14 +65,30 @@ LATER_THEMES = (
     Theme(faults=("hold_a_start", "hold_a_start", "cut", "lose_history", "crash_between"), fates=("exit", "limit")),
 )
 """From the second edition on."""
+NEWEST_THEMES = (
+    *LATER_THEMES,
+    Theme(
+        faults=(*("forget_a_failure",) * 4, "reboot_at_backoff", "reboot_at_backoff", "cut_at_backoff"), within=0.2, fates=("exit",),
+        misfortune=0.9, exits=(20, 20, 20, 30), at_once=0.8, restarts=(1, 3, 3), first_seconds=(8.0, 12.0, 12.0, 40.0), holds=0.6, pilots=0.0,
+        commands=0.0, early_stops=0.0,
+    ),
+    Theme(
+        faults=("cut_at_stopping", "cut_at_stuck", "cut_at_stuck", "unkillable"), within=0.5,
+        fates=("grow_hard", "grow_hard", "leak_hard"), misfortune=0.8,
+    ),
+    Theme(faults=("damage_job", "crash"), damage=0.8),
+)
+"""From the third edition on: what is rare by chance alone."""
 
 
 class Nature:
     """What the code under test can't know: habits of candidates and fates of attempts. `misfortune` is the share of attempts that go wrong."""
 
-    def __init__(self, world: World, misfortune: float, kinds: tuple[str, ...] = FATES) -> None:
-        self.world, self.misfortune, self.kinds = world, misfortune, kinds
+    def __init__(self, world: World, misfortune: float, theme: Theme = ANYTHING) -> None:
+        self.world, self.misfortune, self.theme = world, misfortune, theme
         self._habits: dict[str, Habits] = {}
+        self.doomed: dict[str, Fate] = {}
+        """By run, what befalls its next attempt, whatever the dice say."""
 
     def habits(self, run: VirtualRun) -> Habits:
         if run.run_id not in self._habits:
@@ -80,11 +108,13 @@ class Nature:
 
     def fate(self, run: VirtualRun) -> Fate:
         world = self.world
+        if (doom := self.doomed.pop(run.run_id, None)) is not None:
+            return doom
         if not world.chance(self.misfortune):
             return GOOD
-        kind = world.random.choice(self.kinds)
-        codes = {"exit": world.random.choice(EXITS), "leak_hard": 20, "signal": int(world.random.choice(SIGNALS))}
-        at_step = 0 if kind == "silent_launch" or world.chance(0.15) else world.random.randint(1, 12)
+        kind = world.random.choice(self.theme.fates)
+        codes = {"exit": world.random.choice(self.theme.exits), "leak_hard": 20, "signal": int(world.random.choice(SIGNALS))}
+        at_step = 0 if kind == "silent_launch" or world.chance(self.theme.at_once) else world.random.randint(1, 12)
         return Fate(kind=kind, at_step=at_step, code=codes.get(kind, 0), growth=world.random.choice(GROWTHS))
 
 
@@ -94,7 +124,7 @@ def random_plan(world: World, number: int, hosts: tuple[HostPlan, ...], theme: T
     own = hosts if world.chance(0.6) else (dice.choice(hosts),)
     pilots = dice.choice((0.0, 0.0, 0.6, 1.0)) if theme.pilots is None else theme.pilots
     names = ("low", "high", "wide")[:dice.choice((1, 2, 2, 3))]
-    candidates = tuple(_candidate(world, f"{name}{number}", own, theme.commands, pilots) for name in names)
+    candidates = tuple(_candidate(world, f"{name}{number}", own, theme, pilots) for name in names)
     deadline_seconds = dice.choice((200.0, 300.0, 450.0, 700.0))
     reserved = (Split.TEST, Split.HOLDOUT)[:dice.choice((1, 2))]
     minimum_seconds = deadline_seconds * dice.choice((0.15, 0.25, 0.4))
@@ -109,7 +139,7 @@ def random_plan(world: World, number: int, hosts: tuple[HostPlan, ...], theme: T
     )
 
 
-def _candidate(world: World, name: str, hosts: tuple[HostPlan, ...], commands: float, pilots: float) -> CandidatePlan:
+def _candidate(world: World, name: str, hosts: tuple[HostPlan, ...], theme: Theme, pilots: float) -> CandidatePlan:
     dice = world.random
     floor_seconds = dice.choice((2.0, 5.0))
     ours = CandidatePlan(
@@ -118,12 +148,12 @@ def _candidate(world: World, name: str, hosts: tuple[HostPlan, ...], commands: f
         memory_accelerator_bytes=0, memory_demand=CapGrade.ENFORCED if world.chance(0.1) else CapGrade.SAMPLED,
         stop=StopTerms(grace_floor_seconds=floor_seconds, grace_ceiling_seconds=floor_seconds + dice.choice((5.0, 15.0, 30.0))),
         restarts=RestartTerms(
-            restarts_max=dice.choice((0, 1, 3)), window_seconds=dice.choice((60.0, 600.0)), first_seconds=dice.choice((1.0, 1.0, 40.0)),
-            ceiling_seconds=60.0,
+            restarts_max=dice.choice(theme.restarts), window_seconds=dice.choice((60.0, 600.0)),
+            first_seconds=dice.choice(theme.first_seconds), ceiling_seconds=60.0,
         ),
         stall=StallTerms(launch_seconds=dice.choice((30.0, 60.0)), floor_seconds=dice.choice((25.0, 50.0)), factor=8.0),
-        on_reboot=OnReboot.HOLD if world.chance(0.25) else OnReboot.RESUME,
+        on_reboot=OnReboot.HOLD if world.chance(theme.holds) else OnReboot.RESUME,
     )
     if world.chance(pilots):
         ours = replace(ours, task={**(ours.task or {}), "pilot": {"steps": dice.choice((2, 5))}})
-    return replace(ours, task=None, command=("sh", "-c", name)) if world.chance(commands) else ours
+    return replace(ours, task=None, command=("sh", "-c", name)) if world.chance(theme.commands) else ours

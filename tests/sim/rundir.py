@@ -165,10 +165,10 @@ class VirtualRun:
         kept = world.random.randint(min(self.log_synced, len(self.log)), len(self.log))
         del self.log[kept:]
 
-    def damage_spool(self) -> None:
+    def damage_spool(self, *, keeps_some: bool = True) -> None:
         """What reads from the first entry on can be kept, the memory beside it may be lost, and the highest number that was given."""
         world, spool = self.machine.world, self.spool
-        kept = sorted(spool.entries)[:world.random.randint(0, len(spool.entries))]
+        kept = sorted(spool.entries)[:world.random.randint(0, len(spool.entries)) if keeps_some else 0]
         last = spool.last if world.chance(0.5) else 0
         spool.entries = {number: spool.entries[number] for number in kept}
         spool.last = max(kept[-1] if kept else 0, last)

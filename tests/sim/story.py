@@ -22,14 +22,14 @@ from tests.sim.laws_office import FleetLaws
 from tests.sim.link import Network
 from tests.sim.machine import Machine
 from tests.sim.people import People
-from tests.sim.plans import LATER_THEMES, THEMES, Nature, Theme, random_plan
+from tests.sim.plans import LATER_THEMES, NEWEST_THEMES, THEMES, Nature, Theme, random_plan
 from tests.sim.world import Broken, World
 
 LOOK_SECONDS = 15.0
 PATIENCE_SECONDS = 900.0
 """After the last deadline and the heal, everything has to be over within this."""
 LINES_SHOWN = 60
-EDITION = 2
+EDITION = 3
 """What may happen in a story grows. A seed tells its old story in the edition in which it was found."""
 
 
@@ -54,9 +54,9 @@ class Story:
         world, dice = self.world, self.world.random
         self.laws = FleetLaws(world, coverage)
         calm = world.chance(0.1) and not about
-        self.theme = theme = Theme(faults=about) if about else dice.choice(THEMES if edition == 1 else LATER_THEMES)
+        self.theme = theme = Theme(faults=about) if about else dice.choice({1: THEMES, 2: LATER_THEMES}.get(edition, NEWEST_THEMES))
         misfortune = dice.choice((0.1, 0.3, 0.6)) if theme.misfortune is None else theme.misfortune
-        nature = Nature(world, 0.0 if calm else misfortune, theme.fates)
+        nature = Nature(world, 0.0 if calm else misfortune, theme)
         self.machines = [
             Machine(
                 world, name, self.laws, memory_bytes=dice.choice((5, 8, 16)) * GIB, has_cgroup=world.chance(0.7), reuse=dice.choice((0.2, 0.8)),
@@ -81,9 +81,9 @@ class Story:
         self.people = People(world, self.office, leaves_at=heals_at)
         faults = Faults(world, self.office, self.machines, heals_at=heals_at, edition=edition)
         if not calm:
-            faults.plan(dice.choice((2, 6, 15, 30)), theme.faults)
+            faults.plan(dice.choice((2, 6, 15, 30)), theme.faults, theme.within)
         self.people.plan(dice.choice((0, 1, 3, 8)))
-        if "damage_job" in theme.faults and world.chance(0.4):
+        if "damage_job" in theme.faults and world.chance(theme.damage):
             self.office.archive.fails[dice.choice(("preflight", "stage"))] = 1
 
     def play(self) -> None:
