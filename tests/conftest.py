@@ -8,6 +8,11 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# The same examples wherever the suite runs, and no example may be too slow: what is green here is green on the next machine. New examples:
+# `pytest --hypothesis-profile=default`.
+settings.load_profile("ci")
 
 # A shell ignores Ctrl-C for what it runs in the background, and what ignores a signal hands that on to its children: they would be tests of nothing.
 signal.signal(signal.SIGINT, signal.default_int_handler)
