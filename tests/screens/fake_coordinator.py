@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 Body = dict[str, Any]
-START_SECONDS_MAX = 10.0
+WAIT_SECONDS_MAX = 90.0
 VERBS = ("launch", "stop", "resume", "open", "report", "fence", "drain", "undrain", "clear", "takeover")
 
 
@@ -48,7 +48,7 @@ class FakeCoordinator:
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()
-        end = time.monotonic() + START_SECONDS_MAX
+        end = time.monotonic() + WAIT_SECONDS_MAX
         while not self._server.started and time.monotonic() < end:
             time.sleep(0.01)
         assert self._server.started
@@ -59,15 +59,16 @@ class FakeCoordinator:
         if self._server is not None and self._thread is not None:
             self._server.should_exit = True
             self._server.force_exit = True
-            self._thread.join(START_SECONDS_MAX)
+            self._thread.join(WAIT_SECONDS_MAX)
+            assert not self._thread.is_alive(), "it would take the socket of the next one away"
             self._server = None
 
     def wait_for_looks(self, count: int) -> None:
         """Return when somebody has asked for the status so often."""
-        end = time.monotonic() + START_SECONDS_MAX
+        end = time.monotonic() + WAIT_SECONDS_MAX
         while self.looks < count and time.monotonic() < end:
             time.sleep(0.02)
-        assert self.looks >= count
+        assert self.looks >= count, f"{self.looks} looks within {WAIT_SECONDS_MAX:.0f} s"
 
     async def _status(self, _: Request) -> Response:
         self.arrived += 1

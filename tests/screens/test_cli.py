@@ -13,7 +13,7 @@ from typing import Any
 import canned
 import pytest
 from fake_coordinator import FakeCoordinator
-from screen_tools import CONTROL_CODES, argv, assert_error_shape, environment, fleetd, on_terminal, start
+from screen_tools import COMMAND_SECONDS_MAX, CONTROL_CODES, argv, assert_error_shape, environment, fleetd, on_terminal, start
 
 LR_HIGH = f"{canned.CAMPAIGN}-lr-high"
 HEAVY = ("torch", "matplotlib", "textual", "paramiko", "transformers", "apscheduler", "uvicorn", "jinja2", "numpy")
@@ -207,7 +207,7 @@ def test_waiting_ends_with_the_code_of_the_ending(coordinator: FakeCoordinator, 
 def test_waiting_outlives_a_restart_of_the_coordinator_and_says_what_needs_a_person(coordinator: FakeCoordinator) -> None:
     held = canned.document(runs=[canned.run("a", state="held", detail="5 of 5 restarts used")])
     coordinator.status = held
-    waiting = start(coordinator.root, "wait", "a", "--timeout", "20")
+    waiting = start(coordinator.root, "wait", "a", "--timeout", "90")
     coordinator.wait_for_looks(2)
     coordinator.stop()
     assert waiting.stderr is not None
@@ -215,7 +215,7 @@ def test_waiting_outlives_a_restart_of_the_coordinator_and_says_what_needs_a_per
     assert "waiting for it; runs go on without it" in waiting.stderr.readline()
     coordinator.status = canned.document(runs=[canned.run("a", state="finished")])
     coordinator.start()
-    out, _ = waiting.communicate(timeout=20)
+    out, _ = waiting.communicate(timeout=COMMAND_SECONDS_MAX)
     assert (waiting.returncode, out) == (0, "a is finished\n")
 
 
@@ -224,7 +224,7 @@ def test_an_interrupt_is_130_without_a_word(coordinator: FakeCoordinator) -> Non
     waiting = start(coordinator.root, "wait", "lr-high")
     coordinator.wait_for_looks(2)
     waiting.send_signal(signal.SIGINT)
-    out, error = waiting.communicate(timeout=20)
+    out, error = waiting.communicate(timeout=COMMAND_SECONDS_MAX)
     assert (waiting.returncode, out, error) == (130, "", "")
 
 
@@ -292,7 +292,7 @@ def test_following_events_as_json_is_one_object_a_line(coordinator: FakeCoordina
     coordinator.events = story()
     assert json.loads(following.stdout.readline())["sequence"] == 2
     following.send_signal(signal.SIGINT)
-    following.communicate(timeout=20)
+    following.communicate(timeout=COMMAND_SECONDS_MAX)
     assert following.returncode == 130
 
 
@@ -327,7 +327,7 @@ def test_a_reader_that_leaves_early_is_no_error_with_a_traceback(coordinator: Fa
     reader.stdout.close()
     error = reader.stderr.read()
     reader.stderr.close()
-    assert reader.wait(timeout=20) == 1
+    assert reader.wait(timeout=COMMAND_SECONDS_MAX) == 1
     assert "Traceback" not in error
 
 

@@ -19,7 +19,8 @@ from fleetd.screens import tui, tui_parts
 from fleetd.screens.tui import FleetApp, FleetScreen
 from fleetd.screens.tui_parts import Ask, Help, RunLog, RunTable
 
-SEEN_SECONDS_MAX = 10.0
+SEEN_SECONDS_MAX = 60.0
+ANSWER_SECONDS = 1.0
 # httpcore leaves the socket of a refused connection to the garbage collector, which says so.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 LR_HIGH, LR_MID = f"{canned.CAMPAIGN}-lr-high", f"{canned.CAMPAIGN}-lr-mid"
@@ -28,9 +29,10 @@ LR_HIGH, LR_MID = f"{canned.CAMPAIGN}-lr-high", f"{canned.CAMPAIGN}-lr-mid"
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same screens with a shorter pace."""
-    for name, seconds in (("LOOK_SECONDS", 0.1), ("ANSWER_SECONDS_MAX", 1.0), ("BLIND_AFTER_SECONDS", 0.5)):
+    for name, seconds in (("LOOK_SECONDS", 0.1), ("ANSWER_SECONDS_MAX", ANSWER_SECONDS), ("BLIND_AFTER_SECONDS", 0.5)):
         monkeypatch.setattr(tui, name, seconds)
     monkeypatch.setattr(tui_parts, "LOG_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(FleetApp, "NOTIFICATION_TIMEOUT", 600.0)  # a story that is held up still finds what was said
 
 
 def play(root: Path, story: Callable[[Pilot[Any]], Awaitable[None]], *, target: str | None = None, size: tuple[int, int] = (100, 30)) -> None:
@@ -180,12 +182,13 @@ def test_a_coordinator_that_hangs_does_not_hang_the_keys(coordinator: FakeCoordi
     async def story(pilot: Pilot[Any]) -> None:
         await until(pilot, lambda: main(pilot).query_one(RunTable).row_count == 3)
         coordinator.hold.clear()
-        arrived = coordinator.arrived
+        arrived, began = coordinator.arrived, time.monotonic()
         await pilot.press("j", "question_mark")
         assert isinstance(pilot.app.screen, Help)
         await pilot.press("escape")
         await until(pilot, lambda: shown(pilot, "#verdict").startswith("BLIND"))
-        assert coordinator.arrived - arrived <= 2, "looks do not pile up behind one that hangs"
+        one_after_the_other = 2 + (time.monotonic() - began) / ANSWER_SECONDS
+        assert coordinator.arrived - arrived <= one_after_the_other, "looks do not pile up behind one that hangs"
         coordinator.hold.set()
         await until(pilot, lambda: shown(pilot, "#verdict").startswith("OK"))
 
