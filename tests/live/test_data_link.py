@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sshd import Sshd, fingerprint, make_key
+from sshd import CALL_SECONDS_MAX, Sshd, fingerprint, make_key
 
 from fleetd.campaign import DataFrom, HostPlan
 from fleetd.coordinator.couriers import Courier, TreeKind
@@ -60,7 +60,7 @@ class Pair:
             plan.name: SshSession(plan, OWNER, stage=releases.stage, deliveries=self.deliveries, neighbour=self.courier) for plan in plans
         }
         for session in self.sessions.values():
-            session.call("hello", {"protocol": PROTOCOL}, 60.0)
+            session.call("hello", {"protocol": PROTOCOL}, CALL_SECONDS_MAX)
 
     def courier(self, name: str) -> Courier:
         return self.sessions[name].courier
