@@ -13,7 +13,7 @@ import pytest
 
 from fleet.host import Host
 from fleet.hosts import Hosts, missing_needs
-from fleet.service_kit import SERVICE_LIMIT_BYTES, WATCHDOG_SECONDS, change, fleetd, take_away
+from fleet.service_kit import WATCHDOG_SECONDS, fleetd, take_away, watch
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +51,6 @@ def installed(systemd_host: Host) -> Iterator[Host]:
     host.run("sh", "-c", "echo secret > /etc/key && chmod 600 /etc/key")
     said = fleetd(host, "service", "install", "--no-start", "--credential", "ssh-key=/etc/key").stdout
     assert "wrote     /etc/systemd/system/fleetd.service" in said and "run       systemctl daemon-reload" in said
-    # /proc/sys is shown to the unit only here: its agent runs inside the unit, as that of a service never does.
-    change(host, "fleetd.service", f"WatchdogSec={WATCHDOG_SECONDS}", "RestartSec=0.2", "ProcSubset=all", f"MemoryMax={SERVICE_LIMIT_BYTES}")
+    watch(host, WATCHDOG_SECONDS)
     yield host
     take_away(host)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 BY_HAND = 0
 NUMBERS = range(1, 100)
-END_SECONDS_MAX = 10.0
+END_SECONDS_MAX = 60.0
 DISK_KINDS = {"ext4", "xfs", "btrfs", "tmpfs"}
 """File systems that the writable layer of an overlay may lie on."""
 

@@ -21,8 +21,9 @@ from fleet.ground import END_SECONDS_MAX, Ground, end_recorded, recorded_pid, re
 from fleet.install import LOWER
 
 BOOT = Path(__file__).with_name("boot.py")
-SSHD_SECONDS_MAX = 20.0
-RUN_SECONDS_MAX = 60.0
+SSHD_SECONDS_MAX = 90.0
+RUN_SECONDS_MAX = 180.0
+CONNECT_SECONDS_MAX = 60.0
 PLAIN_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NAMESPACES = ("--mount", "--uts", "--ipc", "--pid", "--net", "--cgroup")
 
@@ -99,7 +100,8 @@ class Host:
         if self.init == "systemd":
             self.run("systemctl", "stop", "ssh.service")
         else:
-            self.run("sh", "-c", "kill $(cat /run/sshd.pid)")
+            # Its end is awaited: it lets go of its socket a moment before.
+            self.run("sh", "-c", "it=$(cat /run/sshd.pid); kill $it; while kill -0 $it 2> /dev/null; do sleep 0.02; done")
         self._wait_for_sshd(is_up=False)
 
     def start_sshd(self) -> None:
@@ -237,7 +239,7 @@ class Host:
             time.sleep(0.01)
 
 
-def can_connect(address: str, seconds: float = 1.0) -> bool:
+def can_connect(address: str, seconds: float = CONNECT_SECONDS_MAX) -> bool:
     """Whether a TCP connection to its ssh port succeeds."""
     try:
         socket.create_connection((address, 22), timeout=seconds).close()

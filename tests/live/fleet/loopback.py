@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import random
 import shlex
 import shutil
 import signal
@@ -26,8 +27,10 @@ from fleet.cable import TIED_TO_US
 from fleet.install import make_key
 
 NAMES = ("gx10", "spark-a", "spark-b")
-SSHD_SECONDS_MAX = 10.0
-SSH_SECONDS_MAX = 60.0
+SSHD_SECONDS_MAX = 60.0
+SSH_SECONDS_MAX = 180.0
+PORTS = range(10_000, 32_000)
+"""Below those that the kernel hands out: nobody gets ours while its host is off."""
 NAMESPACES = ("--pid", "--uts", "--mount", "--fork", "--kill-child", "--mount-proc")
 
 # Runs inside: the name, the boot id, then the server. Its own capabilities end with the exec of a session's shell.
@@ -196,9 +199,14 @@ def can_isolate(folder: Path) -> bool:
 
 
 def free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as any_socket:
-        any_socket.bind(("127.0.0.1", 0))
-        return int(any_socket.getsockname()[1])
+    while True:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as any_socket:
+            port = random.SystemRandom().choice(PORTS)
+            try:
+                any_socket.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 def can_connect(port: int) -> bool:

@@ -24,10 +24,10 @@ from fleet.hosts import PROJECT, Hosts
 from fleet.install import USER_ID
 from fleet.relay import Direction
 
-WAIT_SECONDS_MAX = 20.0
+WAIT_SECONDS_MAX = 90.0
 SILENT_SECONDS = 0.4
-SEEN_SECONDS_MAX = 5.0
-"""Long enough for an answer on this wire, which needs milliseconds, and for the first retransmission."""
+"""Long enough for an answer on this wire, which needs milliseconds."""
+OFF_SECONDS = 1.0
 
 
 def traces(ground: Ground) -> list[str]:
@@ -55,8 +55,8 @@ def processes_with(word: str) -> list[str]:
 
 def until(met, what: str) -> None:  # type: ignore[no-untyped-def]
     end = time.monotonic() + WAIT_SECONDS_MAX
-    while not met():
-        assert time.monotonic() < end, what
+    while not (seen := met()):
+        assert time.monotonic() < end, f"{what}: {seen}"
         time.sleep(0.02)
 
 
@@ -96,7 +96,7 @@ def test_a_power_cycle_ends_everything_and_gives_a_new_boot_id(hosts: Hosts) -> 
     other_life = other.pid
     host.power_off()
     assert not host.is_on and not [pid for pid in living if Path(f"/proc/{pid}").exists()]
-    assert not can_connect(host.address) and can_connect(other.address)
+    assert not can_connect(host.address, seconds=OFF_SECONDS) and can_connect(other.address)
     host.power_on()
     assert host.boot_id != before == before
     told = hosts.ssh("spark-a", "cat /proc/sys/kernel/random/boot_id /srv/kept; ls -d /tmp/gone; pgrep -c sleep", check=False).stdout.split()
@@ -112,7 +112,8 @@ def test_a_cut_is_silent_and_an_open_connection_goes_on_after_it(hosts: Hosts) -
         assert not can_connect(host.address, seconds=SILENT_SECONDS), "a new connection gets no answer at all"
         assert (host.path("/sys/class/net/eth0/carrier")).read_text(encoding="ascii").strip() == "1"
         assert can_connect(hosts["spark-b"].address)
-        assert hosts.ssh("spark-b", "timeout 1 bash -c 'exec 3<> /dev/tcp/spark-a/22'", check=False).returncode == 124
+        tried = hosts.ssh("spark-b", "timeout 1 bash -c 'exec 3<> /dev/tcp/spark-a/22'", check=False)
+        assert tried.returncode == 124 or "No route to host" in tried.stderr, "nobody refused it"  # three seconds of silence are no route
         say(talker, "two")
         assert not is_said(talker, SILENT_SECONDS)
         host.heal()
@@ -120,37 +121,43 @@ def test_a_cut_is_silent_and_an_open_connection_goes_on_after_it(hosts: Hosts) -
 
 
 COUNT = """
-import socket, sys
+import select, socket, sys
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-s.bind(("", 999)); s.settimeout(float(sys.argv[1])); count = 0
+s.bind(("", 999)); count = 0
 print("ready", flush=True)
-try:
-    while True: s.recv(9); count += 1
-except TimeoutError: print(count)
+while s in select.select([s, sys.stdin], [], [])[0]:
+    if s.recv(9) == b"end": break
+    count += 1
+print(count)
 """
 
 
-def heard(hosts: Hosts, name: str, sent: int) -> int:
-    """How many of so many datagrams a host hears. Its hardware address is given, since an answer to who-has might be lost too."""
+def heard(hosts: Hosts, name: str, sent: int, patience_seconds: float = WAIT_SECONDS_MAX) -> int:
+    """How many of so many datagrams a host hears. Its hardware address is given, since an answer to who-has might be lost too. Frames keep
+    their order, so it counts until it hears that this was all, or until nobody is patient any more."""
     host, bridge = hosts[name], hosts.ground.bridge
     hardware = host.path("/sys/class/net/eth0/address").read_text(encoding="ascii").strip()
     subprocess.run(["ip", "neigh", "replace", host.address, "lladdr", hardware, "dev", bridge], check=True)
-    with subprocess.Popen([*host.inside(), "python3", "-c", COUNT, str(SILENT_SECONDS)], stdout=subprocess.PIPE, text=True) as listener:
-        assert listener.stdout is not None and listener.stdout.readline() == "ready\n"
+    with subprocess.Popen([*host.inside(), "python3", "-c", COUNT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as listener:
+        assert listener.stdin is not None and listener.stdout is not None and listener.stdout.readline() == "ready\n"
+        end = time.monotonic() + patience_seconds
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
             for _ in range(sent):
                 sender.sendto(b"hello", (host.address, 999))
                 time.sleep(0.001)
+            while not is_said(listener, 0.02) and time.monotonic() < end:
+                sender.sendto(b"end", (host.address, 999))
+        listener.stdin.close()
         count = int(listener.stdout.readline())
     subprocess.run(["ip", "neigh", "del", host.address, "dev", bridge], check=True)
     return count
 
 
-@pytest.mark.parametrize(("way", "count"), [("in", 0), ("out", 20)])
-def test_a_cut_in_one_direction_lets_the_other_through(hosts: Hosts, way: Way, count: int) -> None:
+@pytest.mark.parametrize(("way", "count", "patience_seconds"), [("in", 0, SILENT_SECONDS), ("out", 20, WAIT_SECONDS_MAX)])
+def test_a_cut_in_one_direction_lets_the_other_through(hosts: Hosts, way: Way, count: int, patience_seconds: float) -> None:
     hosts["spark-b"].cut(way)
     assert not can_connect(hosts["spark-b"].address, seconds=SILENT_SECONDS)
-    assert heard(hosts, "spark-b", 20) == count
+    assert heard(hosts, "spark-b", 20, patience_seconds) == count
 
 
 def test_a_slow_cable_delays_both_ways(hosts: Hosts) -> None:
@@ -181,10 +188,8 @@ def test_a_cable_stays_as_it_is_over_a_power_cycle(hosts: Hosts) -> None:
     host.power_cycle()
     assert not can_connect(host.address, seconds=SILENT_SECONDS)
     host.pull_cable()
-    end, state = time.monotonic() + SEEN_SECONDS_MAX, host.path("/sys/class/net/eth0/operstate")
-    while state.read_text(encoding="ascii").strip() == "up" and time.monotonic() < end:
-        time.sleep(0.05)  # the kernel tells of a link at most once a second
-    assert state.read_text(encoding="ascii").strip() != "up"
+    state = host.path("/sys/class/net/eth0/operstate")
+    until(lambda: state.read_text(encoding="ascii").strip() != "up", "its link is down")  # the kernel tells of it at most once a second
     host.heal()
     assert can_connect(host.address)
     host.slow(0.1)
@@ -198,7 +203,7 @@ def test_without_its_sshd_a_host_refuses_at_once_and_open_connections_go_on(host
         assert answer(talker, "one") == "one"
         host.stop_sshd()
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection((host.address, 22), timeout=5)
+            socket.create_connection((host.address, 22), timeout=WAIT_SECONDS_MAX)
         assert answer(talker, "two") == "two"
         host.start_sshd()
         assert can_connect(host.address)
@@ -234,7 +239,7 @@ def another(then: str) -> subprocess.Popen[str]:
 
 def test_nothing_is_left_of_hosts_whose_test_failed() -> None:
     with another("raise AssertionError('the test failed')") as owner:
-        told, complaint = owner.communicate(timeout=60)
+        told, complaint = owner.communicate(timeout=200)
     assert "the test failed" in complaint and "taken away" not in complaint
     assert traces(Ground(int(told))) == []
 
@@ -249,7 +254,7 @@ def test_hosts_end_with_an_owner_that_is_killed_and_the_next_one_clears_up() -> 
     until(lambda: not processes_with(f"{ground.folder}/"), "hosts outlive the process that made them")
     assert ground.folder.exists()
     clear_stale()
-    assert traces(ground) == []
+    until(lambda: not traces(ground), "something is left")
 
 
 def test_two_owners_never_get_the_same_number(hosts: Hosts) -> None:
@@ -293,7 +298,7 @@ def as_a_user(hosts: Hosts) -> Iterator[list[str]]:
 
 
 def test_hosts_without_root_have_homes_names_and_power_too(as_a_user: list[str]) -> None:
-    done = subprocess.run([*as_a_user, "/usr/bin/python3", "-c", LOOPBACK], cwd="/", capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([*as_a_user, "/usr/bin/python3", "-c", LOOPBACK], cwd="/", capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, done.stderr
     user_id, is_isolated, said, before, after, left, homes, folder = json.loads(done.stdout)
     assert user_id == USER_ID and is_isolated
@@ -334,5 +339,5 @@ def answer(talker: subprocess.Popen[str], text: str) -> str:
 def seconds_to_connect(address: str) -> float:
     """At the least two ways through the cable. Only lower bounds may be asserted where this machine is busy."""
     began = time.monotonic()
-    assert can_connect(address, seconds=10)
+    assert can_connect(address)
     return time.monotonic() - began
