@@ -13,6 +13,8 @@ from datetime import datetime, timedelta, timezone
 from functools import lru_cache
 
 ENV_OFFSET_FILE = "FLEETD_CLOCK_OFFSET_FILE"
+TOGETHER_SECONDS_MAX = 0.01
+READINGS_MAX = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +26,16 @@ class Moment:
 
 
 def read() -> Moment:
-    return Moment(now=datetime.now(timezone.utc) + timedelta(seconds=_offset_seconds()), boottime_seconds=boottime_seconds())
+    """Both clocks at one moment. Who is held up between the two looks would take that for a step of the wall clock, so it looks again."""
+    offset = timedelta(seconds=_offset_seconds())
+    readings = []
+    for _ in range(READINGS_MAX):
+        before_seconds, now, after_seconds = boottime_seconds(), datetime.now(timezone.utc), boottime_seconds()
+        readings.append((after_seconds - before_seconds, now, after_seconds))
+        if after_seconds - before_seconds <= TOGETHER_SECONDS_MAX:
+            break
+    _, now, seconds = min(readings)
+    return Moment(now=now + offset, boottime_seconds=seconds)
 
 
 def boottime_seconds() -> float:

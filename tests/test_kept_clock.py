@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fleetd import clock as clocks
 from fleetd.clock import Moment
 from fleetd.files import write_record
 from fleetd.kept_clock import KEEP_SECONDS, KeptClock, KeptPair, anchor_for, confirmed_pair, counted
@@ -116,3 +117,20 @@ def test_what_a_coordinator_said_in_an_earlier_boot_confirms_nothing_in_this_one
     path = tmp_path / "clock.json"
     write_record(path, KeptPair(boot_id="an earlier boot", now=START, boottime_seconds=5000.0, is_confirmed=True))
     assert confirmed_pair(path) is None and not KeptClock(path).is_confirmed
+
+
+def test_who_was_held_up_between_the_two_clocks_looks_again_and_sees_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    began = clocks.boottime_seconds()
+    looks = iter((began, began + 30.0))
+    monkeypatch.setattr(clocks, "boottime_seconds", lambda: next(looks, began + 30.0))
+
+    moment = clocks.read()
+
+    assert moment.boottime_seconds == began + 30.0
+    assert next(looks, None) is None, "and what was read across the standstill is not what it says"
+
+
+def test_a_machine_on_which_nobody_ever_sees_both_clocks_together_still_has_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter(range(0, 1000, 7))
+    monkeypatch.setattr(clocks, "boottime_seconds", lambda: float(next(looks)))
+    assert clocks.read().boottime_seconds % 7 == 0
