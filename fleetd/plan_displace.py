@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from fleetd.plan_model import DisplaceSection
+from fleetd.plan_hosts import DisplaceSection
 from fleetd.plan_resolve import Resolution
 from fleetd.plan_types import NAME
 from fleetd.plan_yaml import Path

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fleetd.campaign import EnvironmentPlan
+from fleetd.plan_hosts import EnvironmentSection
 from fleetd.plan_lock import Lock, read_lock_file
-from fleetd.plan_model import EnvironmentSection
 from fleetd.plan_resolve import Resolution, program_path
 from fleetd.plan_yaml import Path as KeyPath
 

@@ -17,7 +17,8 @@ from pydantic import BaseModel
 from fleetd.campaign import AfterFreeze, CandidatePlan, DataFrom, DataRole, EnvironmentPlan, HostPlan, Notify, Plan, ReserveTerms, SelectionTerms
 from fleetd.contents import LFS_POINTER, is_pointer
 from fleetd.model import RestartTerms, StallTerms, StopTerms
-from fleetd.plan_model import CandidateSection, DataSection, DisplaceSection, HostSection, PlanFile, TrainingSection
+from fleetd.plan_hosts import DisplaceSection, HostSection
+from fleetd.plan_model import CandidateSection, DataSection, PlanFile, TrainingSection
 from fleetd.plan_yaml import Path as KeyPath
 from fleetd.plan_yaml import Tree
 from policies.facts import CapGrade, OnReboot, SignalTarget, Split

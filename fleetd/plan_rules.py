@@ -13,7 +13,8 @@ from typing import Any
 
 from fleetd.plan_data import check_data
 from fleetd.plan_displace import check_displaced
-from fleetd.plan_model import HostSection, PilotSection, ProofSection
+from fleetd.plan_hosts import HostSection
+from fleetd.plan_model import PilotSection, ProofSection
 from fleetd.plan_resolve import Resolution, ResolvedCandidate, host_root, read_config
 from fleetd.plan_types import NAME
 from fleetd.plan_units import show_duration, show_moment, write_size

@@ -1,11 +1,11 @@
-"""The kinds of single values in plan.yaml, each with what an editor and an error say of it; `plan_model` puts them together."""
+"""The kinds of single values in plan.yaml, each with what an editor and an error say of it; `plan_hosts` and `plan_model` put them together."""
 
 from __future__ import annotations
 
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from fleetd.plan_units import Refused, Seconds, SizeBytes, parse_deadline, parse_duration, parse_size
 
@@ -15,6 +15,10 @@ COMMAND_WORDS_MAX = 4096
 ADDRESS = r"^[A-Za-z0-9_\[:][A-Za-z0-9_.:@%,\[\]-]{0,254}$"
 """What may stand on ssh's command line: nothing that it could take for an option."""
 SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|PRIVATE_KEY)$", re.IGNORECASE)
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
 
 Size = Annotated[SizeBytes, PlainValidator(parse_size), WithJsonSchema(
     {"anyOf": [{"type": "string", "pattern": r"^\d+(\.\d+)?\s*([KMGT]i?B|B)?$"}, {"type": "integer", "minimum": 0}],

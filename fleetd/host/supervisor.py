@@ -12,14 +12,12 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 
 from fleetd import clock, logs
 from fleetd.clock import Moment
 from fleetd.host import launch, rundir, tidy, tree
 from fleetd.host.audit import Audit, told_of, untold
-from fleetd.host.causes import stop_moment
 from fleetd.host.decide import decide
 from fleetd.host.exits import reap_children, record_of
 from fleetd.host.follow import Follower
@@ -43,6 +41,7 @@ from fleetd.host.history import (
 from fleetd.host.homes import own_home
 from fleetd.host.notices import Looks, Spool, numbers_of, observation_of, signal_notices
 from fleetd.host.observe import Observer
+from fleetd.host.pace import TICK_SECONDS, pause_seconds
 from fleetd.host.processes import boot_id, set_child_subreaper
 from fleetd.host.sight import HostSight
 from fleetd.host.trusted_time import began_in_this_boot, known_time
@@ -50,20 +49,11 @@ from fleetd.kept_clock import counted, pair_of
 from fleetd.model import RunSpec
 from fleetd.paths import HostPaths, RunPaths
 from policies.deadlines import ClockPair, EffectiveTime, after_reboot, effective_time
-from policies.facts import RunState, SignalTarget
+from policies.facts import SignalTarget
 from policies.identity import Standing
 
-TICK_SECONDS = 1.0
-TICK_FAST_SECONDS = 0.2
-"""While something is about to happen: a launch, a stop."""
-TICK_ENDING_SECONDS = 0.05
-"""Between the death of a trainer and the record of its exit."""
-TICK_STUCK_SECONDS = 5.0
-TICK_MIN_SECONDS = 0.02
 FAULTY_TICKS_MAX = 30
 """So many failed looks in a row, and another supervisor may try from the beginning."""
-LAUNCH_FAST_SECONDS = 10.0
-ENDING_FAST_SECONDS = 5.0
 CLOCK_RECORD_SECONDS = 60.0
 UNWATCHED_SECONDS = 10.0
 """Longer than any pause between two looks: the machine slept, or this process was held up."""
@@ -348,25 +338,8 @@ class Supervisor:
         self.looks.trace(sight, self.history)
 
     def _pause_seconds(self, sight: HostSight) -> float:
-        """Until the next look: a second, less where something is due before it."""
-        history, seconds = self.history, TICK_SECONDS
-        attempt = sight.attempt
-        if history.state is RunState.STUCK:
-            return TICK_STUCK_SECONDS
-        if attempt is not None and not history.is_attempt_over:
-            gone = history.leader_gone_seconds
-            if gone is not None:
-                return TICK_ENDING_SECONDS if sight.boottime_seconds - gone < ENDING_FAST_SECONDS else TICK_FAST_SECONDS
-            is_launching = history.state is RunState.STARTING and attempt.age_seconds < LAUNCH_FAST_SECONDS
-            is_pressing = is_launching or history.stop is not None
-            seconds = TICK_FAST_SECONDS if is_pressing else min(TICK_SECONDS, self.observer.sampler.look_seconds())
-        elif self.start_refused:
-            return TICK_SECONDS
-        elif history.state in (RunState.STARTING, RunState.FINISHED, RunState.FAILED, RunState.STOPPED):
-            return TICK_FAST_SECONDS
-        due = [moment for moment in (stop_moment(sight, history), sight.cutoff_at, history.next_attempt_at) if moment is not None]
-        ahead = [(moment - sight.time.now) / timedelta(seconds=1) for moment in due]
-        return max(TICK_MIN_SECONDS, min([seconds, *(wait for wait in ahead if wait > 0)]))
+        look_seconds = self.observer.sampler.look_seconds()
+        return pause_seconds(sight, self.history, look_seconds=look_seconds, start_is_refused=bool(self.start_refused))
 
 
 def main(arguments: list[str]) -> int:

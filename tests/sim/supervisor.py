@@ -17,11 +17,12 @@ from fleetd.host.exits import _LAST_WORDS, exit_record
 from fleetd.host.follow import news_of
 from fleetd.host.history import Ask, AskAgain, History, KillTree, RecordExit, SeenCheckpoint, StartAttempt, attempt_started
 from fleetd.host.notices import Spool, _essence, first_number, observation_of, signal_notices
+from fleetd.host.pace import TICK_SECONDS
 from fleetd.host.progress import after_record
 from fleetd.host.rundir import Heartbeat, ProgramRecord
 from fleetd.host.sampler import PEEK_SECONDS
 from fleetd.host.sight import HostSight
-from fleetd.host.supervisor import TICK_SECONDS, Supervisor
+from fleetd.host.supervisor import Supervisor
 from fleetd.kept_clock import pair_of
 from fleetd.model import ExitRecord
 from fleetd.wire import decode
