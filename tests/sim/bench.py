@@ -14,7 +14,7 @@ from tests.sim.machine import Machine
 from tests.sim.plans import Nature
 from tests.sim.rundir import VirtualRun
 from tests.sim.supervisor import start_supervisor
-from tests.sim.trainer import Fate, Habits
+from tests.sim.virtual_trainer import Fate, Habits
 from tests.sim.world import EPOCH, World
 
 

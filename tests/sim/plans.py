@@ -9,7 +9,7 @@ from fleetd.campaign import AfterFreeze, CandidatePlan, DataRole, HostPlan, Noti
 from fleetd.model import RestartTerms, StallTerms, StopTerms
 from policies.facts import GIB, CapGrade, OnReboot, RunKind, SignalTarget, Split
 from tests.sim.rundir import VirtualRun
-from tests.sim.trainer import GOOD, Fate, Habits
+from tests.sim.virtual_trainer import GOOD, Fate, Habits
 from tests.sim.world import World
 
 FATES = (

@@ -19,7 +19,7 @@ from tests.sim import eyes
 from tests.sim.guard import VirtualDeadlineGuard, VirtualSupervisorGuard
 from tests.sim.machine import Process
 from tests.sim.rundir import VirtualRun
-from tests.sim.trainer import SHIFT, Trainer
+from tests.sim.virtual_trainer import SHIFT, Trainer
 
 START_SECONDS = (0.05, 0.5)
 GATE_SECONDS = (0.005, 0.05)

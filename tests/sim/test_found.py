@@ -5,7 +5,7 @@ from __future__ import annotations
 from fleetd.model import StallTerms
 from policies.facts import GIB, RunState, StopMode, Want
 from tests.sim.bench import Bench
-from tests.sim.trainer import Fate, Habits
+from tests.sim.virtual_trainer import Fate, Habits
 
 
 def test_the_end_of_a_long_save_is_heard_before_the_silence_is_judged() -> None:
