@@ -29,6 +29,7 @@ from tests.sim.world import Broken
 
 SEEDS_MAX = 60
 SECONDS_MAX = 60.0
+"""Of a processor: what else a machine has to do meanwhile is not the laws' fault."""
 
 Patch = Callable[[Any, str, Any], None]
 
@@ -285,6 +286,7 @@ class Plant:
 class Caught:
     seed: int
     seconds: float
+    processor_seconds: float
     text: str
 
 
@@ -332,13 +334,13 @@ PLANTS = (
 
 def catch(plant: Plant) -> Caught | str:
     """Story after story over the planted fault, until one breaks its law. What happened instead, where none does."""
-    began, others = time.monotonic(), 0
+    began, processor_began, others = time.monotonic(), time.process_time(), 0
     with ExitStack() as planted:
         plant.act(lambda where, name, what: planted.enter_context(mock.patch.object(where, name, what)))
         for seed in range(1, SEEDS_MAX + 1):
             fault = tell(seed, about=plant.about).fault
             if isinstance(fault, Broken) and fault.law == plant.law:
-                return Caught(seed, time.monotonic() - began, str(fault))
+                return Caught(seed, time.monotonic() - began, time.process_time() - processor_began, str(fault))
             if fault is not None and not (isinstance(fault, Broken) and fault.law in plant.also):
                 return f"seed {seed} found something else: {fault!r}"
             others += fault is not None
@@ -348,16 +350,16 @@ def catch(plant: Plant) -> Caught | str:
 def show() -> int:
     """Every plant with the story that caught it. 1 when one was not caught within a minute."""
     missed = []
-    print(f"{'planted':<42} {'story':>5} {'seconds':>8}  what it broke")
+    print(f"{'planted':<42} {'story':>5} {'seconds':>8} {'of a processor':>14}  what it broke")
     for plant in PLANTS:
         caught = catch(plant)
         if isinstance(caught, str):
-            print(f"{plant.name:<42} {'none':>5} {'':>8}  {caught}", flush=True)
+            print(f"{plant.name:<42} {'none':>5} {'':>23}  {caught}", flush=True)
         else:
-            print(f"{plant.name:<42} {caught.seed:>5} {caught.seconds:>8.1f}  {caught.text}", flush=True)
-        if isinstance(caught, str) or caught.seconds > SECONDS_MAX:
+            print(f"{plant.name:<42} {caught.seed:>5} {caught.seconds:>8.1f} {caught.processor_seconds:>14.1f}  {caught.text}", flush=True)
+        if isinstance(caught, str) or caught.processor_seconds > SECONDS_MAX:
             missed.append(plant.name)
     lines = {plant.law for plant in PLANTS if plant.law.isdigit()}
-    words = f"not caught within {SECONDS_MAX:.0f} s: {', '.join(missed) or 'none'}"
+    words = f"not caught within {SECONDS_MAX:.0f} s of a processor: {', '.join(missed) or 'none'}"
     print(f"{len(PLANTS)} faults planted for {len(lines)} lines of DESIGN section 9; {words}")
     return 1 if missed else 0

@@ -70,23 +70,27 @@ class Sum:
     troubled: int = 0
     events: int = 0
     virtual_seconds: float = 0.0
+    processor_seconds: float = 0.0
+    """What they took of a processor, whatever else the machine had to do."""
     coverage: Coverage = field(default_factory=Coverage)
     broken: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, other: Sum) -> None:
         self.stories, self.campaigns, self.troubled = self.stories + other.stories, self.campaigns + other.campaigns, self.troubled + other.troubled
         self.events, self.virtual_seconds = self.events + other.events, self.virtual_seconds + other.virtual_seconds
+        self.processor_seconds += other.processor_seconds
         self.coverage.add(other.coverage)
         self.broken += other.broken
 
 
 def tell_some(seeds: range) -> Sum:
     """The stories of these seeds. A broken one comes back in words: its exception would not travel between processes."""
-    found = Sum()
+    found, began = Sum(), time.process_time()
     for seed in seeds:
         told = tell(seed, found.coverage)
         broken = [(seed, words(told))] if told.fault is not None else []
         found.add(Sum(1, told.campaigns, told.troubled, told.state_events, told.seconds, broken=broken))
+    found.processor_seconds = time.process_time() - began
     return found
 
 
@@ -101,6 +105,7 @@ def _soak(first: int, seconds: float, stories_max: int | None, jobs: int) -> int
     print(f"\n{total.stories} stories from seed {first} in {elapsed:.0f} s with {jobs} processes, {total.virtual_seconds / 3600:.0f} virtual hours")
     print(f"{total.campaigns} campaigns, {total.troubled} of them with faults in their life; {total.events} state events")
     print(f"a second: {total.stories / elapsed:.1f} stories, {total.campaigns / elapsed:.1f} campaigns, {total.events / elapsed:.0f} state events")
+    print(f"{total.processor_seconds:.0f} s of a processor: {total.events / max(1.0, total.processor_seconds):.0f} state events for each of them")
     never, seeds = total.coverage.never(), [str(seed) for seed, _ in total.broken]
     print(f"never reached: {', '.join(never) or 'none'}")
     print(f"{len(seeds)} stories broke a law{': ' + ', '.join(seeds[:40]) if seeds else ''}")
