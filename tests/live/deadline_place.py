@@ -19,6 +19,7 @@ from fleetd import clock
 
 DEAF_VALIDATION = 3
 DEAF_EVERY_STEPS = 20
+STOP = {"grace_floor": "5s", "grace_ceiling": "20s"}
 DEAF_STEP = (DEAF_VALIDATION - 1) * DEAF_EVERY_STEPS
 """Step 0 is validated first."""
 _REVIVE = "import sys; from pathlib import Path; from fleetd.coordinator.daemon import ensure_running; ensure_running(Path(sys.argv[1]))"
@@ -42,10 +43,11 @@ class Place(Fleet):
         self.python.chmod(self.python.stat().st_mode | stat.S_IXUSR)
 
     def matrix_plan(self, faults: tuple[str, ...], seconds: int) -> Path:
-        endless = {"training": {"steps": 10_000_000}, "checkpoint": {"every_steps": 400}, "validation": {"every_steps": 2000}}
+        endless = {"training": {"steps": 10_000_000}, "checkpoint": {"every_steps": 400}, "validation": {"every_steps": 2000}, "stop": STOP}
         deaf = {
             "training": {"steps": 10_000_000}, "checkpoint": {"every_steps": DEAF_EVERY_STEPS}, "validation": {"every_steps": DEAF_EVERY_STEPS},
             "environment": {"PYTHONPATH": str(Path(__file__).with_name("deaf_trainer")), "DEAF_FROM_VALIDATION": str(DEAF_VALIDATION)},
+            "stop": STOP,
         }
         candidates = {name_of(fault): deaf if fault == "deaf validation" else endless for fault in faults}
         return self.plan("matrix", deadline=f"{seconds}s", candidates=candidates, hosts=self.hosts(), after_freeze={"evaluate": []})

@@ -82,8 +82,8 @@ def test_a_run_that_was_stopped_three_times_and_killed_equals_one_that_never_was
         fleet("stop", stopped, "--graceful")
         fleet("wait", stopped, "--timeout", "2m", expect=6, seconds=150)
         run = of(fleet.status(), stopped)
-        assert run["state"] == "stopped"
-        assert run["attempts_ended"][-1]["exit"]["exit_code"] == 10
+        assert run["state"] == "stopped", run
+        assert run["attempts_ended"][-1]["exit"]["exit_code"] == 10, f"{run['attempts_ended'][-1]}\n{fleet.logs()}"
         last = max(losses_by_step(fleet, run))
         assert final_checkpoint(fleet, run).name == f"step-{last:09d}", "a complete checkpoint at the step where it stopped"
         fleet("resume", stopped)
