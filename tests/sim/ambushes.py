@@ -16,7 +16,7 @@ from policies.facts import RunState
 from tests.sim.coordinator import Office
 from tests.sim.machine import Machine
 from tests.sim.rundir import VirtualRun
-from tests.sim.trainer import Fate
+from tests.sim.virtual_trainer import Fate
 from tests.sim.world import World
 
 LOST_SECONDS = (38.0, 80.0)
