@@ -26,7 +26,7 @@ from fleetd.paths import StatePaths
 from fleetd.wire import encode
 from policies.facts import MIB, SignalTarget
 
-WAIT_SECONDS_MAX = 60.0
+WAIT_SECONDS_MAX = 120.0
 PROGRAM = """
 import os, sys, time
 for step in range(1000):
@@ -35,6 +35,14 @@ for step in range(1000):
         sys.exit(0)
     time.sleep(0.2)
 """
+
+
+def lives(process: psutil.Process) -> bool:
+    """What has ended is a zombie until somebody gets a processor to take it in."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 class Coordinator:
@@ -57,14 +65,14 @@ class Coordinator:
     def kill(self, number: int = signal.SIGKILL) -> None:
         process = psutil.Process(self.pids[-1])
         process.send_signal(number)
-        psutil.wait_procs([process], timeout=20)
-        assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        psutil.wait_procs([process], timeout=WAIT_SECONDS_MAX)
+        assert not lives(process)
 
     def call(self, method: str, path: str, **given: Any) -> httpx.Response:
         with warnings.catch_warnings():  # httpx leaves the socket of a refused connection to the collector, which would warn of it in any test
             warnings.simplefilter("ignore", ResourceWarning)
             try:
-                with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.paths.socket)), trust_env=False, timeout=30.0) as client:
+                with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.paths.socket)), trust_env=False, timeout=WAIT_SECONDS_MAX) as client:
                     return client.request(method, f"http://fleetd/v1/{path}", **given)
             except httpx.ConnectError as fault:
                 refused = str(fault)
@@ -132,5 +140,5 @@ class Coordinator:
             if record.exists():
                 pid = json.loads(record.read_text())["identity"]["pid"]
                 gone = [psutil.Process(pid)] if psutil.pid_exists(pid) else []
-                assert not psutil.wait_procs(gone, timeout=20)[1], f"supervisor {pid} stays"
+                assert not psutil.wait_procs(gone, timeout=WAIT_SECONDS_MAX)[1], f"supervisor {pid} stays"
         self.kill(signal.SIGTERM)

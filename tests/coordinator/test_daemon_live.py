@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from live_coordinator import Coordinator
+from live_coordinator import WAIT_SECONDS_MAX, Coordinator, lives
 
 from fleetd.coordinator.daemon import AlreadyRunning, ensure_running, run_foreground
 from fleetd.journal import Journal
@@ -40,7 +40,7 @@ def test_a_killed_coordinator_finds_the_same_trainer_and_adds_no_attempt(coordin
     trainer = psutil.Process(coordinator.run()["pid"]["value"])
     coordinator.kill()
     before = coordinator.replayed()
-    assert trainer.is_running()
+    assert lives(trainer)
 
     coordinator.start()
     coordinator.until(lambda: coordinator.run()["pid"]["value"] is not None)
@@ -84,7 +84,7 @@ def test_the_end_of_a_coordinator_leaves_its_runs_alone(coordinator: Coordinator
     trainer = psutil.Process(coordinator.run()["pid"]["value"])
     coordinator.kill(signal.SIGTERM)
 
-    assert trainer.is_running() and trainer.status() != psutil.STATUS_ZOMBIE
+    assert lives(trainer)
     assert not coordinator.paths.socket.exists()
     journal = Journal.open(coordinator.paths.journal, read_only=True)
     assert journal.entries(after=0, limit=1000)[-1]["kind"] == "coordinator_stopped"
@@ -153,7 +153,7 @@ def test_a_journal_that_has_lost_a_campaign_stops_the_start_instead_of_calling_e
     pid, started = ensure_running(paths.root)
     process = psutil.Process(pid)
     process.terminate()
-    process.wait(20)
+    process.wait(WAIT_SECONDS_MAX)
     assert started
 
 
@@ -188,4 +188,4 @@ def test_a_state_directory_with_a_long_path_works(tmp_path: Path) -> None:
 
     assert started and ensure_running(root) == (pid, False)
     process.terminate()
-    process.wait(20)
+    process.wait(WAIT_SECONDS_MAX)

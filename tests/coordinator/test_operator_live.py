@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from live_coordinator import WAIT_SECONDS_MAX, Coordinator
+from live_coordinator import WAIT_SECONDS_MAX, Coordinator, lives
 
 from fleetd.coordinator.daemon import answering_pid, ensure_running, stop_running
 from fleetd.wire import encode
@@ -77,7 +77,7 @@ def test_a_host_obeys_another_coordinator_only_after_a_takeover_and_its_runs_go_
 
     coordinator.until(lambda: "belongs to another coordinator" in coordinator.status()["hosts"][0]["detail"])
     coordinator.call("POST", "stop", json={"target": "own", "mode": "now", "actor": "user:test"})
-    assert trainer.is_running() and coordinator.run()["attempt"] == 1
+    assert lives(trainer) and coordinator.run()["attempt"] == 1
     assert set(attempts(coordinator).values()) == {1}
     lines = [json.loads(line) for line in (coordinator.root / "owners.jsonl").read_text().splitlines()]
     assert [(line["actor"], line["from"]["coordinator_id"]) for line in lines] == [("user:test", shown["owner"]["coordinator_id"])]
@@ -86,7 +86,7 @@ def test_a_host_obeys_another_coordinator_only_after_a_takeover_and_its_runs_go_
     other.until(lambda: other.run("mine")["state"] == "stopped")
     give_back(coordinator)
     coordinator.until(lambda: coordinator.run()["state"] == "stopped")
-    assert not trainer.is_running(), "the stop that was refused meanwhile arrives once the host obeys again"
+    assert not lives(trainer), "the stop that was refused meanwhile arrives once the host obeys again"
 
 
 def test_a_takeover_in_the_middle_of_a_launch_leaves_no_run_with_two_trainers(coordinator: Coordinator, other: Coordinator) -> None:
@@ -144,7 +144,7 @@ def test_of_two_coordinators_started_at_once_on_one_directory_one_lives(tmp_path
         assert loser.returncode == 1 and "a coordinator is running here already" in said and "fleetd daemon stop" in said
 
         assert ensure_running(tmp_path / "state") == (winner.pid, False)
-        assert stop_running(tmp_path / "state") == winner.pid and winner.wait(20) == 0
+        assert stop_running(tmp_path / "state") == winner.pid and winner.wait(WAIT_SECONDS_MAX) == 0
         assert stop_running(tmp_path / "state") is None, "to stop what does not run is no error"
     finally:
         for process in started:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import shutil
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from test_daemon_live import Coordinator
+from live_coordinator import Coordinator, lives
 
+from fleetd.journal import Journal
+from fleetd.paths import HostPaths
 from policies.facts import RunState
 
 pytestmark = pytest.mark.live
@@ -53,6 +54,15 @@ def events(coordinator: Coordinator, kind: str) -> list[dict[str, Any]]:
     return [event for event in found if event["kind"] == kind]
 
 
+def kept_notices(coordinator: Coordinator, run_id: str) -> list[int]:
+    """What the run's supervisor still has of what it told."""
+    journal = Journal.open(HostPaths(coordinator.root).run(run_id).journal, read_only=True)
+    try:
+        return [int(entry["sequence"]) for entry in journal.entries(limit=10_000)]
+    finally:
+        journal.close()
+
+
 def is_running(coordinator: Coordinator, name: str = "own") -> bool:
     run = coordinator.run(name)
     return run["state"] == "running" and run["pid"]["value"] is not None
@@ -69,7 +79,7 @@ def test_after_an_older_copy_was_restored_a_run_is_caught_up_with_and_obeys_agai
         coordinator.until(lambda wanted=state: coordinator.run()["state"] == wanted)  # type: ignore[misc]
     coordinator.until(lambda: is_running(coordinator) and coordinator.run()["attempt"] == 2)
     run_id, trainer = f"{campaign_id}-own", psutil.Process(coordinator.run()["pid"]["value"])
-    time.sleep(1.5)  # the supervisor drops what was acknowledged
+    coordinator.until(lambda: not kept_notices(coordinator, run_id))  # the supervisor drops what was acknowledged
     restored(coordinator, copy)
 
     coordinator.until(lambda: is_running(coordinator) and coordinator.run()["attempt"] == 2)
@@ -80,7 +90,7 @@ def test_after_an_older_copy_was_restored_a_run_is_caught_up_with_and_obeys_agai
 
     coordinator.call("POST", "stop", json={"target": "own", "actor": "user:after"})
     coordinator.until(lambda: coordinator.run()["state"] == "stopped")
-    assert not trainer.is_running()
+    assert not lives(trainer)
     taken, order = events(coordinator, "want_changed")[-2:]
     assert taken["body"]["want"]["sequence"] == 3 and "history had lost it" in taken["because"]
     assert (order["body"]["want"]["sequence"], order["actor"]) == (4, "user:after")
@@ -101,10 +111,10 @@ def test_a_campaign_that_history_lost_is_seen_on_its_host_and_stopped_there(coor
     coordinator.until(lambda: coordinator.status()["verdict"]["word"] == "NEEDS YOU")
     status = coordinator.status()
     assert f"here has a run that nobody here knows: {run_id}, pid {trainer.pid}, running" in status["verdict"]["text"]
-    assert [run["run_id"] for run in status["hosts"][0]["unknown_runs"]] == [run_id] and trainer.is_running()
+    assert [run["run_id"] for run in status["hosts"][0]["unknown_runs"]] == [run_id] and lives(trainer)
     assert status["hosts"][0]["committed_bytes"] == 2 * 128 * 1024**2
 
     answer = coordinator.call("POST", "stop", json={"target": run_id, "actor": "user:test"})
     assert answer.json() == {"runs": [run_id]}
     coordinator.until(lambda: coordinator.status()["verdict"]["word"] == "OK")
-    assert not trainer.is_running() and is_running(coordinator)
+    assert not lives(trainer) and is_running(coordinator)

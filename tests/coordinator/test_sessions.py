@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,11 +15,12 @@ from fleetd.campaign import HostPlan
 from fleetd.coordinator.inbox import HostAnswer, HostTrouble, Inbox
 from fleetd.coordinator.links import HostLink
 from fleetd.coordinator.sessions import LocalSession
-from fleetd.coordinator.sight import Order
+from fleetd.coordinator.sight import Order, Reply
 from fleetd.model import Owner
 from fleetd.wire import encode
 from policies.errors import HostUnreachable, RequestRefused
 
+CALL_SECONDS = 90.0
 OWNER = Owner(coordinator_id="c0ffee", generation=3, life="first")
 PROGRAM = """
     import json, os, sys, time
@@ -28,7 +30,7 @@ PROGRAM = """
             print(json.dumps({"id": asked["id"], "ok": True, "body": body, **changes}), flush=True)
         order = asked["order"]
         if order == "pid": answer({"pid": os.getpid(), "owner": asked["owner"], "argv": sys.argv, "isolated": sys.flags.isolated})
-        elif order == "stall": time.sleep(60)
+        elif order == "stall": time.sleep(600)
         elif order == "die": print("the last words", file=sys.stderr); os._exit(3)
         elif order == "lie": answer({}, id=999)
         elif order == "babble": print("no json at all", flush=True)
@@ -63,43 +65,43 @@ def make_session(tmp_path: Path) -> Iterator[Callable[[], LocalSession]]:
 
 def test_a_call_carries_owner_and_body_and_starts_the_staged_release(make_session: Callable[[], LocalSession], tmp_path: Path) -> None:
     session = make_session()
-    answer = session.call("pid", {}, 10.0)
+    answer = session.call("pid", {}, CALL_SECONDS)
 
     assert answer["owner"] == encode(OWNER)
     assert answer["argv"] == [str(tmp_path / "releases" / "scripted" / "fleetd" / "host" / "__main__.py"), "agent", str(tmp_path)]
     assert answer["isolated"] == 1
-    assert session.call("pid", {}, 10.0)["pid"] == answer["pid"], "one agent serves many calls"
+    assert session.call("pid", {}, CALL_SECONDS)["pid"] == answer["pid"], "one agent serves many calls"
 
 
 @pytest.mark.parametrize("order", ["stall", "die", "lie", "babble"])
 def test_an_agent_that_misbehaves_is_ended_and_the_next_call_has_a_new_one(make_session: Callable[[], LocalSession], order: str) -> None:
     session = make_session()
-    before = session.call("pid", {}, 10.0)["pid"]
+    before = session.call("pid", {}, CALL_SECONDS)["pid"]
     with pytest.raises(HostUnreachable):
         session.call(order, {}, 0.5)
 
     assert not psutil.pid_exists(before)
-    assert session.call("pid", {}, 10.0)["pid"] != before
+    assert session.call("pid", {}, CALL_SECONDS)["pid"] != before
 
 
 def test_the_last_words_of_a_dead_agent_are_told(make_session: Callable[[], LocalSession]) -> None:
     with pytest.raises(HostUnreachable, match="exit status 3, the last words"):
-        make_session().call("die", {}, 10.0)
+        make_session().call("die", {}, CALL_SECONDS)
 
 
 def test_a_refusal_keeps_its_kind_and_its_agent(make_session: Callable[[], LocalSession]) -> None:
     session = make_session()
-    pid = session.call("pid", {}, 10.0)["pid"]
+    pid = session.call("pid", {}, CALL_SECONDS)["pid"]
     with pytest.raises(RequestRefused, match="why"):
-        session.call("refuse", {}, 10.0)
+        session.call("refuse", {}, CALL_SECONDS)
 
-    assert session.call("pid", {}, 10.0)["pid"] == pid
+    assert session.call("pid", {}, CALL_SECONDS)["pid"] == pid
 
 
 def test_a_body_larger_than_a_pipe_goes_through_whole(make_session: Callable[[], LocalSession]) -> None:
     body = {"text": "ä" * 500_000}
 
-    assert make_session().call("echo", body, 20.0) == body
+    assert make_session().call("echo", body, CALL_SECONDS) == body
 
 
 def test_an_agent_that_takes_no_orders_does_not_hold_its_caller(make_session: Callable[[], LocalSession]) -> None:
@@ -110,7 +112,7 @@ def test_an_agent_that_takes_no_orders_does_not_hold_its_caller(make_session: Ca
 
 def test_closing_a_session_ends_its_agent(make_session: Callable[[], LocalSession]) -> None:
     session = make_session()
-    pid = session.call("pid", {}, 10.0)["pid"]
+    pid = session.call("pid", {}, CALL_SECONDS)["pid"]
     session.close()
 
     assert not psutil.pid_exists(pid)
@@ -119,7 +121,7 @@ def test_closing_a_session_ends_its_agent(make_session: Callable[[], LocalSessio
 def test_a_python_that_does_not_exist_is_told_as_trouble(tmp_path: Path) -> None:
     session = LocalSession(HostPlan(name="h", root=str(tmp_path), agent_python="/no/such/python"), OWNER, stage=lambda courier: "none")
     with pytest.raises(HostUnreachable, match="No such file"):
-        session.call("pid", {}, 5.0)
+        session.call("pid", {}, CALL_SECONDS)
 
 
 def test_a_link_says_hello_polls_and_carries_orders(make_session: Callable[[], LocalSession]) -> None:
@@ -128,13 +130,12 @@ def test_a_link_says_hello_polls_and_carries_orders(make_session: Callable[[], L
     assert link.send(Order(key="want:run:2", host="h", order="want", run_id="run", body={}))
     link.start()
     hosts, orders = [], []
-    for _ in range(200):
+    give_up_seconds = time.monotonic() + CALL_SECONDS
+    while not (orders and len(hosts) >= 2) and time.monotonic() < give_up_seconds:
         inbox.wait(0.1)
         news = inbox.drain()
         hosts, orders = [*hosts, *news.hosts], [*orders, *news.orders]
-        if orders and len(hosts) >= 2:
-            break
-    link.close(5.0)
+    link.close(CALL_SECONDS)
 
     assert orders[0].error is None and orders[0].order.key == "want:run:2"
     first, second = hosts[0], hosts[1]
@@ -149,13 +150,12 @@ def test_a_link_tells_of_trouble_and_gives_its_orders_back(tmp_path: Path) -> No
     link.send(Order(key="start:run", host="h", order="start", run_id="run", body={}))
     link.start()
     hosts, orders = [], []
-    for _ in range(200):
+    give_up_seconds = time.monotonic() + CALL_SECONDS
+    while not (hosts and orders) and time.monotonic() < give_up_seconds:
         inbox.wait(0.1)
         news = inbox.drain()
         hosts, orders = [*hosts, *news.hosts], [*orders, *news.orders]
-        if hosts and orders:
-            break
-    link.close(5.0)
+    link.close(CALL_SECONDS)
 
     assert isinstance(hosts[0], HostTrouble) and hosts[0].error["error"] == "HostUnreachable"
     assert orders[0].order.key == "start:run" and orders[0].error is not None
@@ -164,20 +164,21 @@ def test_a_link_tells_of_trouble_and_gives_its_orders_back(tmp_path: Path) -> No
 def test_requests_beyond_the_bound_are_refused_and_late_answers_are_dropped() -> None:
     from fleetd.coordinator import inbox as module
 
-    inbox = Inbox()
-    waiting = [threading.Thread(target=lambda: _swallow(inbox)) for _ in range(module.REQUESTS_MAX)]
+    inbox, replies = Inbox(), list[Reply]()
+    waiting = [threading.Thread(target=lambda: replies.append(inbox.ask("stop", {}, CALL_SECONDS))) for _ in range(module.REQUESTS_MAX)]
     for thread in waiting:
         thread.start()
-    while len(inbox.drain().asked) + len(inbox._asking) < module.REQUESTS_MAX:
+    while len(inbox._asking) < module.REQUESTS_MAX:
         inbox.wait(0.05)
-    with pytest.raises(RequestRefused, match="busy"):
+    with pytest.raises(RequestRefused, match="64 requests wait already"):
         inbox.ask("stop", {}, 0.1)
+    asked = [number for number, _, _ in inbox.drain().asked]
+    for number in asked:
+        inbox.answer(Reply(number=number))
     for thread in waiting:
         thread.join()
-
-    assert not inbox._asking
-
-
-def _swallow(inbox: Inbox) -> None:
     with pytest.raises(RequestRefused, match="no answer"):
-        inbox.ask("stop", {}, 1.0)
+        inbox.ask("stop", {}, 0.1)
+    inbox.answer(Reply(number=max(asked) + 1))
+
+    assert sorted(reply.number for reply in replies) == sorted(asked) and not inbox._asking
