@@ -66,6 +66,8 @@ class StopLook:
     available_bytes: int | None = None
     device_pids: tuple[int, ...] = ()
     """Of those processes, the ones that an accelerator still lists."""
+    has_returned: bool = False
+    """Its memory was seen to be back, or given up: what others take after that is not its memory any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +192,8 @@ def _gone(look: StopLook) -> Verdict:
     if look.device_pids:
         text = f"it ended, and an accelerator still lists its memory (pid {', '.join(map(str, look.device_pids[:NAMES_SHOWN_MAX]))})"
         return _hold(look, text) if is_late else Verdict(step=Step.NONE, progress=_progress(look, DisplacedState.STOPPING, text))
+    if look.has_returned:
+        return Verdict(step=Step.NONE, progress=_progress(look, DisplacedState.DISPLACED, "it ended, and its memory was waited for"))
     if by_itself or look.before_bytes is None or look.available_bytes is None:
         words = "it had ended by itself" if by_itself else "it ended"
         return Verdict(step=Step.NONE, progress=_progress(look, DisplacedState.DISPLACED, words))

@@ -51,6 +51,8 @@ class Record:
     before_bytes: int | None = None
     killed_seconds: float | None = None
     gone_seconds: float | None = None
+    has_returned: bool = False
+    """Whether the memory of what is gone was seen to be back."""
     asking: int = 0
     started_seconds: float | None = None
     started: tuple[ProcessIdentity, ...] = ()
@@ -70,8 +72,11 @@ def displace(paths: HostPaths, order: DisplaceOrder) -> dict[str, Any]:
             except (OSError, units.UnitFault) as fault:
                 held = replace(verdict.progress, state=DisplacedState.HELD, text=f"it can't be ended: {fault}")
                 verdict = replace(verdict, progress=held)
-        elif not any(each.is_verified for each in seen.leaders) and not seen.members_left and record.gone_seconds is None:
-            _write(place, replace(record, gone_seconds=clock.boottime_seconds()))
+        elif not any(each.is_verified for each in seen.leaders) and not seen.members_left:
+            gone_seconds = record.gone_seconds if record.gone_seconds is not None else clock.boottime_seconds()
+            now = replace(record, gone_seconds=gone_seconds, has_returned=record.has_returned or verdict.progress.state is DisplacedState.DISPLACED)
+            if now != record:
+                _write(place, now)
         return {"progress": encode(verdict.progress)}
 
 
@@ -145,7 +150,7 @@ def _stop_look(order: DisplaceOrder, record: Record) -> StopLook:
         leaders=leaders, pids=tuple(sorted(shown)), members_left=members, newcomers=_newcomers(order),
         asked_seconds=_since(record.asked_seconds) if record.is_asked else None, killed_seconds=_since(record.killed_seconds),
         gone_seconds=_since(record.gone_seconds), held_bytes=sum(each.host_bytes or 0 for each in found), before_bytes=record.before_bytes,
-        available_bytes=meters.available_bytes(), device_pids=listed,
+        available_bytes=meters.available_bytes(), device_pids=listed, has_returned=record.has_returned,
     )
 
 

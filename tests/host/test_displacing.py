@@ -110,7 +110,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     found.end()
 
 
-def test_a_hog_is_shown_with_its_memory_asked_once_and_its_memory_comes_back(place: Place) -> None:
+def test_a_hog_is_shown_with_its_memory_asked_once_and_its_memory_comes_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = place.run(NAME, HELD_MIB)
     order = place.order(place.workload())
     (found,) = order.found.processes
@@ -122,10 +122,13 @@ def test_a_hog_is_shown_with_its_memory_asked_once_and_its_memory_comes_back(pla
     first = place.displace(order)
     assert first.state is DisplacedState.STOPPING and f"pid {pid}" in first.text
     done = place.until(lambda: place.displace(order), DisplacedState.DISPLACED)
-    assert done.text.startswith("it ended; it held 0.4 GiB, and ") and done.available_bytes is not None
+    # Where somebody else takes memory at this very moment, what it held is not seen to come back, and that is said.
+    assert done.text.startswith(("it ended; it held 0.4 GiB, and ", "it ended, but of the 0.4 GiB that it held only "))
+    assert done.available_bytes is not None
     assert not psutil.pid_exists(pid)
     (line,) = place.audit()
     assert (line["pid"], line["uid"], line["argv"]) == (pid, os.getuid(), list(place.argv(NAME, HELD_MIB))) and "argv match" in line["verdict"]
+    monkeypatch.setattr(displacing.meters, "available_bytes", lambda: 0)  # others have taken what came back
     assert place.displace(order).state is DisplacedState.DISPLACED and len(place.audit()) == 1, "asked again, it changes nothing"
 
 

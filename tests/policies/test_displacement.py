@@ -99,6 +99,7 @@ def test_it_is_out_of_the_way_once_everything_is_gone_and_its_memory_is_back() -
     assert stop(**gone, members_left=(4712,), available_bytes=90 * GIB)[1] is DisplacedState.STOPPING
     assert stop(**gone, members_left=(4712,), available_bytes=90 * GIB, killed_seconds=None)[0] is Step.NONE
     assert stop(**gone, available_bytes=12 * GIB, gone_seconds=1.0)[1:] == (DisplacedState.STOPPING, "it ended; waiting for its memory")
+    assert stop(**gone, available_bytes=12 * GIB, gone_seconds=1.0, has_returned=True)[1] is DisplacedState.DISPLACED, "others take it meanwhile"
     assert stop(**gone, available_bytes=69 * GIB, gone_seconds=1.0)[1] is DisplacedState.DISPLACED
     _, state, text = stop(**gone, available_bytes=12 * GIB, gone_seconds=RETURN_SECONDS_MAX)
     assert state is DisplacedState.DISPLACED and "only 2.0 GiB are back" in text, "admission judges by what is there"
