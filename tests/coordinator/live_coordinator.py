@@ -26,10 +26,10 @@ from fleetd.paths import StatePaths
 from fleetd.wire import encode
 from policies.facts import MIB, SignalTarget
 
-WAIT_SECONDS_MAX = 120.0
+WAIT_SECONDS_MAX = 150.0
 PROGRAM = """
 import os, sys, time
-for step in range(1000):
+for step in range(5000):
     print("step", step, flush=True)
     if os.path.exists(sys.argv[1]):
         sys.exit(0)
@@ -72,7 +72,7 @@ class Coordinator:
         with warnings.catch_warnings():  # httpx leaves the socket of a refused connection to the collector, which would warn of it in any test
             warnings.simplefilter("ignore", ResourceWarning)
             try:
-                with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.paths.socket)), trust_env=False, timeout=WAIT_SECONDS_MAX) as client:
+                with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.paths.socket)), trust_env=False, timeout=120.0) as client:
                     return client.request(method, f"http://fleetd/v1/{path}", **given)
             except httpx.ConnectError as fault:
                 refused = str(fault)
@@ -102,7 +102,7 @@ class Coordinator:
             candidates=tuple(
                 CandidatePlan(
                     name=name, host="here", command=(sys.executable, str(self.program), str(self.finish)), signal=SignalTarget.GROUP,
-                    memory_host_bytes=128 * MIB, memory_accelerator_bytes=0, stop=StopTerms(grace_floor_seconds=1.0, grace_ceiling_seconds=5.0),
+                    memory_host_bytes=128 * MIB, memory_accelerator_bytes=0, stop=StopTerms(grace_floor_seconds=30.0, grace_ceiling_seconds=60.0),
                 ) for name in names or ("own",)
             ),
         )
