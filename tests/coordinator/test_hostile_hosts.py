@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from policies.errors import ExplainedError, HostUnreachable, NoRoom, NotFound, R
 from policies.facts import CampaignStage, RunState, parse_moment
 from policies.manifest import directory_digest
 
+WAIT_SECONDS_MAX = 90.0
 HOST = HostPlan(name="h", root="/x")
 FACTS = {
     "hostname": "h", "boot_id": "b", "kernel": "k", "python": "3", "architecture": "x", "cpu_count": 1, "memory_total_bytes": 8,
@@ -65,13 +67,12 @@ def told(session: Scripted, order: str) -> tuple[list[Any], list[Any]]:
     link.start()
     hosts: list[Any] = []
     orders: list[Any] = []
-    for _ in range(100):
+    give_up_seconds = time.monotonic() + WAIT_SECONDS_MAX
+    while not (orders and any(isinstance(each, HostTrouble) for each in hosts)) and time.monotonic() < give_up_seconds:
         inbox.wait(0.1)
         news = inbox.drain()
         hosts, orders = [*hosts, *news.hosts], [*orders, *news.orders]
-        if orders and any(isinstance(each, HostTrouble) for each in hosts):
-            break
-    link.close(5.0)
+    link.close(WAIT_SECONDS_MAX)
     return hosts, orders
 
 
@@ -147,7 +148,7 @@ def test_a_host_at_the_end_of_a_slow_line_holds_no_worker_but_its_own(tmp_path: 
 
     def run(job: Job, *rest: Any) -> dict[str, Any]:
         if job.host == "slow":
-            goes_on.wait(30)
+            goes_on.wait(10 * WAIT_SECONDS_MAX)
         done.append(job.key)
         return {}
 
@@ -157,11 +158,11 @@ def test_a_host_at_the_end_of_a_slow_line_holds_no_worker_but_its_own(tmp_path: 
     others = [Job(key="copy", kind="checkpoint", campaign_id="c", host="quick"), Job(key="select", kind="select", campaign_id="c")]
     futures = [loop._workers_for(job).submit(loop._work, job, Fleet(), parse_moment("2026-12-01T00:00:00.000000Z")) for job in [*jobs, *others]]
     for future in futures[-2:]:
-        future.result(20)
+        future.result(WAIT_SECONDS_MAX)
     assert sorted(done) == ["copy", "select"]
     goes_on.set()
     for future in futures:
-        future.result(20)
+        future.result(WAIT_SECONDS_MAX)
 
 
 class Refusing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,9 @@ from policies.errors import LedgerDamaged, from_json
 from policies.facts import CampaignStage, RunState, format_moment
 
 OWNER = Owner(coordinator_id="c0ffee", generation=1)
-ROUNDS_MAX = 600
+WAIT_SECONDS_MAX = 90.0
+HANG_SECONDS = 600.0
+"""A host that hangs does so for longer than anybody waits."""
 
 
 class VirtualSession:
@@ -41,7 +44,7 @@ class VirtualSession:
 
     def call(self, order: str, body: dict[str, Any], timeout_seconds: float) -> dict[str, Any]:
         if self.hangs.is_set():
-            self.goes_on.wait(30)
+            self.goes_on.wait(HANG_SECONDS)
         now = clock.read().now
         if order in ("hello", "facts"):
             return {"protocol": 1, "facts": encode(self.host.facts())}
@@ -103,11 +106,14 @@ class Office:
         return self.loop.published.fleet if self.loop.published is not None else Fleet()
 
     def until(self, what: Callable[[], bool]) -> None:
-        for _ in range(ROUNDS_MAX):
-            if what():
-                return
-            threading.Event().wait(0.02)
-        raise AssertionError([(run.candidate, run.state.value, run.detail) for run in self.fleet.runs.values()])
+        give_up_seconds = time.monotonic() + WAIT_SECONDS_MAX
+        while not what():
+            assert time.monotonic() < give_up_seconds, [(run.candidate, run.state.value, run.detail) for run in self.fleet.runs.values()]
+            time.sleep(0.02)
+
+    def is_at_work(self) -> bool:
+        """Whether a run has got so far: it may be over again by the next look."""
+        return any(run.state is RunState.RUNNING or run.exits for run in self.fleet.runs.values())
 
     def disk(self, *, writable: bool) -> None:
         """From here on every write of the journal fails, as on a disk that went read-only; or works again."""
@@ -122,7 +128,7 @@ class Office:
             self.until(lambda seen=before: self.loop.published is not seen)  # type: ignore[misc]
 
     def launch(self) -> None:
-        reply = self.loop.inbox.ask("launch", {"plan": encode(plan(candidate("low"), candidate("high"))), "actor": "user:test"}, 20.0)
+        reply = self.loop.inbox.ask("launch", {"plan": encode(plan(candidate("low"), candidate("high"))), "actor": "user:test"}, WAIT_SECONDS_MAX)
         assert reply.error is None, reply.error
 
     def stage(self) -> CampaignStage | None:
@@ -131,7 +137,7 @@ class Office:
     def end(self) -> Fleet:
         self.session.close()
         self.loop.stop()
-        self.thread.join(20)
+        self.thread.join(WAIT_SECONDS_MAX)
         assert not self.thread.is_alive()
         fleet = replay_journal(self.journal)
         self.journal.close()
@@ -170,7 +176,7 @@ def test_a_campaign_goes_through_threads_and_disk_as_it_does_in_the_story(office
 
 def test_a_new_loop_on_the_same_journal_goes_on_where_the_first_one_was(office: Office) -> None:
     office.launch()
-    office.until(lambda: any(run.state is RunState.RUNNING for run in office.fleet.runs.values()))
+    office.until(office.is_at_work)
     office.end()
     office.session = VirtualSession(office.host, office.folder)
     office.begin()
@@ -187,7 +193,7 @@ def test_a_hanging_host_holds_up_nobody_else(office: Office) -> None:
     before = office.loop.published
     office.until(lambda: office.loop.published is not before)
 
-    reply = office.loop.inbox.ask("stop", {"target": "demo", "mode": "graceful", "actor": "user:test"}, 10.0)
+    reply = office.loop.inbox.ask("stop", {"target": "demo", "mode": "graceful", "actor": "user:test"}, WAIT_SECONDS_MAX)
     assert reply.error is None and len(reply.body["runs"]) == 2
 
 
@@ -237,7 +243,7 @@ def test_a_disk_that_stays_full_for_days_loses_nothing_of_what_hosts_tell(office
 def test_a_launch_that_a_full_disk_holds_up_is_answered_with_what_it_waits_for(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decide_launch, "LAUNCH_WAIT_SECONDS", 0.2)
     office.broken["preflight"] = OSError(errno.ENOSPC, "No space left on device", "/state/plan.yaml")
-    reply = office.loop.inbox.ask("launch", {"plan": encode(plan(candidate("low"))), "actor": "user:test"}, 20.0)
+    reply = office.loop.inbox.ask("launch", {"plan": encode(plan(candidate("low"))), "actor": "user:test"}, WAIT_SECONDS_MAX)
     assert reply.error is not None and "No space left" in reply.error["what"]
     (campaign_id,) = office.fleet.campaigns
     assert "/state/plan.yaml" in reply.error["where"] and f"fleetd stop {campaign_id}" in reply.error["fix"]
@@ -262,8 +268,8 @@ def test_a_stop_reaches_its_host_although_the_disk_is_full(office: Office) -> No
     office.until(lambda: len(office.host.start_orders) == 2)
     office.disk(writable=False)
     office.until(lambda: office.loop.published is not None and office.loop.published.journal_health != "ok")
-    reply = office.loop.inbox.ask("stop", {"target": "all", "mode": "graceful", "actor": "user:test"}, 10.0)
-    refused = office.loop.inbox.ask("launch", {"plan": encode(plan(name="other", plan_sha256="cd" * 32)), "actor": "user:test"}, 10.0)
+    reply = office.loop.inbox.ask("stop", {"target": "all", "mode": "graceful", "actor": "user:test"}, WAIT_SECONDS_MAX)
+    refused = office.loop.inbox.ask("launch", {"plan": encode(plan(name="other", plan_sha256="cd" * 32)), "actor": "user:test"}, WAIT_SECONDS_MAX)
 
     assert reply.error is None and refused.error is not None and "journal" in refused.error["where"]
     office.until(lambda: {office.host.states[run_id] for run_id in office.host.specs} <= {RunState.STOPPED, RunState.FINISHED})
@@ -299,7 +305,7 @@ def test_a_step_of_the_wall_clock_moves_no_deadline(tmp_path: Path, make_office:
     monkeypatch.setenv(clock.ENV_OFFSET_FILE, str(offset))
     office = make_office()
     office.launch()
-    office.until(lambda: any(run.state is RunState.RUNNING for run in office.fleet.runs.values()))
+    office.until(office.is_at_work)
     offset.write_text("36000")
     office.until(lambda: office.loop.published is not None and bool(office.loop.published.clock_alarm))
     office.until(lambda: any(campaign.reported for campaign in office.fleet.campaigns.values()))
@@ -317,7 +323,7 @@ def test_a_step_while_no_coordinator_ran_moves_no_deadline(
     monkeypatch.setenv(clock.ENV_OFFSET_FILE, str(offset))
     office = make_office()
     office.launch()
-    office.until(lambda: any(run.state is RunState.RUNNING for run in office.fleet.runs.values()))
+    office.until(office.is_at_work)
     before = office.end()
     offset.write_text(step)
     office.session = VirtualSession(office.host, office.folder)
