@@ -76,8 +76,9 @@ class Place:
         return progress
 
     def until(self, act: Any, *states: DisplacedState) -> Progress:
-        reap()
-        return wait_for(lambda: reap() or ((found := act()).state in states and found))
+        found: Progress = wait_for(lambda: reap() or ((found := act()).state in states and found))
+        reap()  # what has ended since the last look before that is a zombie of ours
+        return found
 
     def audit(self) -> list[dict[str, Any]]:
         path = self.paths.displaced("c1", NAME).audit
