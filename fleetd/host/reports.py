@@ -114,7 +114,10 @@ class RunWatch:
         try:
             journal = Journal.open(self.paths.journal, read_only=True)
             try:
-                self.notices = tuple(decode(Notice, entry) for entry in journal.entries(after, NOTICES_PER_RUN_MAX))
+                entries = journal.entries(after, NOTICES_PER_RUN_MAX)
+                if journal.health != "ok":  # what could not be read now is neither nothing nor lost
+                    raise sqlite3.OperationalError(journal.health)
+                self.notices = tuple(decode(Notice, entry) for entry in entries)
                 self._find_lost(after, journal.last)
             finally:
                 journal.close()

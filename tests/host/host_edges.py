@@ -16,7 +16,7 @@ from fleetd.model import Caps, DeadlineTerms, Observation, Owner, RunSpec, StopT
 from fleetd.paths import HostPaths, RunPaths
 from policies.facts import MIB, CapGrade, RunKind, RunState, SignalTarget, Want
 
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 100.0
 
 
 def wait_until(holds: Callable[[], object], what: str = "", seconds: float = WAIT_SECONDS) -> None:
@@ -99,7 +99,7 @@ def living_shim(paths: RunPaths, attempt: int = 1, *, before: tuple[str, ...] = 
             tree.kill_tree(record.token, record.session, record.cgroup, record.identity)
         if shim.poll() is None:
             try:
-                shim.wait(5)
+                shim.wait(30)
             except subprocess.TimeoutExpired:
                 shim.kill()
         shim.communicate()

@@ -37,7 +37,7 @@ TRAINER_WITH_A_WORKER = (
     "import os, signal, time\nif os.fork() == 0:\n    os.setsid()\n    signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)",
 )
 HELD_BYTES = 120 * MIB
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
 
 
 class Stranger:
@@ -63,7 +63,11 @@ class Stranger:
 
     @property
     def lives(self) -> bool:
-        return is_alive(self.pid) and ticks_of(self.pid) == self.start_ticks
+        """A signal that was sent counts at once, however late the scheduler lets it do its work."""
+        try:
+            return is_alive(self.pid) and ticks_of(self.pid) == self.start_ticks and not has_a_deadly_signal(self.pid)
+        except FileNotFoundError:
+            return False
 
     def end(self) -> None:
         with suppress(ProcessLookupError):
@@ -88,6 +92,11 @@ def ticks_of(pid: int) -> int:
         return int(stat_fields(folder)[19])
     finally:
         os.close(folder)
+
+
+def has_a_deadly_signal(pid: int) -> bool:
+    pending = [line.split()[1] for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith(("SigPnd:", "ShdPnd:"))]
+    return any(int(mask, 16) & (1 << number - 1) for mask in pending for number in (signal.SIGKILL, signal.SIGTERM))
 
 
 def reap() -> None:
@@ -180,8 +189,7 @@ def orphaned(*, argv: tuple[str, ...] = TRAINER, **changes: object) -> HostRun:
     run = HostRun(folder_of("orphaned"), spec_for(argv=argv, contract=False, **terms)).create()
     run.supervise()
     run.wait_state(RunState.RUNNING)
-    run.kill_program(run.paths.supervisor)
-    run.kill_program(run.paths.shim)
+    run.orphan()
     return run
 
 
@@ -268,7 +276,11 @@ def worker(_fault: bool) -> tuple[Stranger, str]:
     run = orphaned(argv=TRAINER_WITH_A_WORKER)
     record = rundir.read_attempt(run.paths, 1)
     assert record is not None
-    left = [each for each in tree.members(record.token, record.session, record.cgroup, record.identity) if "leader" not in each.proofs]
+
+    def workers() -> list[tree.Member]:
+        return [each for each in tree.members(record.token, record.session, record.cgroup, record.identity) if "leader" not in each.proofs]
+
+    left = wait_for(workers, WAIT_SECONDS, lambda: "the trainer has forked no worker")
     assert len(left) == 1
     stranger = replaced(run)
     run.order(2, Want.STOP)

@@ -71,7 +71,7 @@ class Channel:
     def close(self) -> int:
         assert self.process.stdin is not None and self.process.stdout is not None and self.process.stderr is not None
         self.process.stdin.close()
-        status = self.process.wait(10)
+        status = self.process.wait(WAIT_SECONDS)
         self.process.stdout.close()
         self.process.stderr.close()
         return status
@@ -120,7 +120,7 @@ def test_another_coordinator_and_an_older_life_of_the_same_one_are_refused_on_ev
 
 
 def test_a_start_sent_twice_starts_once_and_another_order_under_its_name_is_refused(connect: Callable[..., Channel], tmp_path: Path) -> None:
-    run = HostRun(tmp_path / "root", spec_for("20", "0.05"))
+    run = HostRun(tmp_path / "root", spec_for("20", "0.05", "pause_at=10"))
     channel = connect()
     channel.ok("hello", protocol=1)
     assert channel.ok("start", **start_body(run)) == {"created": True, "supervisor": "started"}
@@ -128,6 +128,7 @@ def test_a_start_sent_twice_starts_once_and_another_order_under_its_name_is_refu
     assert channel.ok("start", **start_body(run)) == {"created": False, "supervisor": "alive"}
     other = {**start_body(run), "spec": {**encode(run.spec), "argv": ["/bin/true"]}}
     assert channel.error("start", **other)["error"] == "RequestRefused"
+    run.go()
     assert run.settle().state is RunState.FINISHED
     assert channel.ok("start", **start_body(run)) == {"created": False, "supervisor": "settled"}
     assert len(run.notices("attempt_started")) == 1
@@ -169,12 +170,15 @@ def test_what_was_acknowledged_and_dropped_is_told_as_lost_with_what_files_still
     assert [told.body["attempt"] for told in again.retold if told.kind == "attempt_started"] == [1]
 
 
-def test_a_waiting_poll_does_not_hold_up_other_orders(connect: Callable[..., Channel]) -> None:
+def test_a_waiting_poll_does_not_hold_up_other_orders(connect: Callable[..., Channel], tmp_path: Path) -> None:
     channel = connect()
     channel.ok("hello", protocol=1)
-    waiting = channel.send("poll", after={}, wait_seconds=1)
+    run = HostRun(tmp_path / "root", spec_for("5", "0.05"))
+    waiting = channel.send("poll", after={run.spec.run_id: 0}, wait_seconds=60)
     asked = channel.send("facts")
-    assert [channel.answer()["id"], channel.answer()["id"]] == [asked, waiting]
+    assert channel.answer()["id"] == asked
+    started = channel.send("start", **start_body(run))
+    assert [channel.answer()["id"], channel.answer()["id"]] == [started, waiting], "and what it waits for ends it"
 
 
 def test_a_stale_wish_changes_nothing_and_is_acknowledged_as_such(connect: Callable[..., Channel], tmp_path: Path) -> None:
@@ -204,12 +208,11 @@ def test_a_cutoff_moves_earlier_and_never_later(connect: Callable[..., Channel],
 
 
 def test_the_sweep_starts_a_supervisor_where_it_and_the_shim_are_gone(connect: Callable[..., Channel], tmp_path: Path) -> None:
-    run = HostRun(tmp_path / "root", spec_for("400", "0.05"))
+    run = HostRun(tmp_path / "root", spec_for("5000", "0.05"))
     channel = connect()
     channel.ok("start", **start_body(run))
     pid = run.wait_step(2).pid
-    run.kill_program(run.paths.supervisor)
-    run.kill_program(run.paths.shim)
+    run.orphan()
     give_up_at = time.monotonic() + WAIT_SECONDS
     while not run.notices("adopted") and time.monotonic() < give_up_at:
         channel.ok("poll", after={run.spec.run_id: 0}, wait_seconds=0.2)

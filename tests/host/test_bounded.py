@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from host_runs import HostRun, spec_for, wait_for
+from host_runs import WAIT_SECONDS, HostRun, spec_for, wait_for
 
 from fleetd import bounded
 from fleetd.bounded import BLOCK_BYTES, OUTPUT_BYTES_MAX, hold_path_within
@@ -43,7 +43,7 @@ def writer(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
     with open(path, "ab") as file:
         process = subprocess.Popen([sys.executable, "-S", "-c", WRITER], stdout=file)
     yield path, process
-    assert process.wait(60) == 0
+    assert process.wait(200) == 0
 
 
 def numbers_in(text: str) -> list[int]:
@@ -133,7 +133,7 @@ def test_a_supervisor_holds_what_its_trainer_prints(tmp_path: Path) -> None:
     try:
         run.wait_state(RunState.RUNNING)
         output = run.paths.attempt(1).stdout
-        wait_for(lambda: output.stat().st_size > bytes_printed and on_disk(output) <= OUTPUT_BYTES_MAX, 60, run.log_text)
+        wait_for(lambda: output.stat().st_size > bytes_printed and on_disk(output) <= OUTPUT_BYTES_MAX, WAIT_SECONDS, run.log_text)
 
         assert read_text(output, -20, 20)["data"].endswith("y\ndone\n")
         run.order(2, Want.STOP)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from host_runs import HostRun, spec_for, wait_for
+from host_runs import WAIT_SECONDS, HostRun, spec_for, wait_for
 
 from fleetd.host import devices
 from fleetd.host.processes import identity_of
@@ -60,7 +60,7 @@ def start(device: Path, tmp_path: Path) -> Iterator[Callable[..., HostRun]]:
 
 
 def test_rising_device_bytes_with_flat_host_memory_are_saved_and_stopped(start: Callable[..., HostRun]) -> None:
-    run = start("5000", "0.05", "every=1000", f"device={int(15.6 * 1024)}", "device_step=40")
+    run = start("5000", "0.05", "every=1000", f"device={int(15.6 * 1024)}", "device_step=40", f"device_most={int(17.6 * 1024)}")
 
     seen = run.settle()
 
@@ -69,13 +69,14 @@ def test_rising_device_bytes_with_flat_host_memory_are_saved_and_stopped(start: 
     assert "accelerator" in stopping["detail"] and "soft line" in stopping["detail"]
     assert stopping["evidence"]["accelerator_bytes"] >= 17.5 * GIB and stopping["evidence"]["host_bytes"] < 40 * MIB
     assert (run.paths.checkpoints / f"step-{seen.step:09d}").exists()
-    assert run.notices("attempt_ended")[0]["body"]["exit"]["exit_code"] == 10
+    assert run.notices("attempt_ended")[0]["body"]["exit"]["exit_code"] == 10, run.log_text()
 
 
 def test_a_trainer_that_fills_its_allocator_to_15_624_gib_with_a_context_on_top_is_left_alone(start: Callable[..., HostRun]) -> None:
-    run = start("60", "0.05", "every=1000", f"device={int((15.624 + 1.2) * 1024)}")
+    run = start("60", "0.05", "every=1000", "pause_at=50", f"device={int((15.624 + 1.2) * 1024)}")
 
     at_work = run.wait(lambda seen: seen if seen.memory and seen.memory.accelerator_bytes else None)
+    run.go()
     seen = run.settle()
 
     assert (seen.state, seen.reason) == (RunState.FINISHED, None) and not run.notices("signal")
@@ -93,9 +94,10 @@ def test_a_leap_beyond_the_hard_line_is_ended_by_force_with_the_figure(start: Ca
 
 
 def test_a_device_that_does_not_say_how_much_trips_nothing_and_is_graded_absent(start: Callable[..., HostRun]) -> None:
-    run = start("40", "0.05", "every=1000", "device=N/A")
+    run = start("40", "0.05", "every=1000", "pause_at=30", "device=N/A")
 
     at_work = run.wait(lambda seen: seen if seen.memory and seen.memory.host_bytes and (seen.step or 0) > 2 else None)
+    run.go()
     seen = run.settle()
 
     assert seen.state is RunState.FINISHED and at_work.memory is not None
@@ -103,7 +105,7 @@ def test_a_device_that_does_not_say_how_much_trips_nothing_and_is_graded_absent(
 
 
 def test_a_device_that_falls_silent_makes_its_figure_unknown_and_hurts_nobody(start: Callable[..., HostRun], device: Path) -> None:
-    run = start("200", "0.05", "every=1000", "device=1024")
+    run = start("200", "0.05", "every=1000", "pause_at=190", "device=1024")
     run.wait(lambda seen: seen.memory and seen.memory.accelerator_bytes)
 
     (device / "lost").touch()
@@ -111,6 +113,7 @@ def test_a_device_that_falls_silent_makes_its_figure_unknown_and_hurts_nobody(st
     seen = run.wait(lambda seen: seen if seen.memory and seen.memory.accelerator_bytes is None and seen.memory.host_bytes else None)
     assert seen.state is RunState.RUNNING
     (device / "lost").unlink()
+    run.go()
     assert run.settle().state is RunState.FINISHED
 
 
@@ -119,7 +122,7 @@ def test_a_stop_is_not_done_before_the_device_has_given_the_memory_back(start: C
     pid = run.wait(lambda seen: seen.pid if seen.memory and seen.memory.accelerator_bytes else None)
     run.order(2, Want.STOP)
 
-    wait_for(lambda: run.paths.attempt(1).exit.exists(), 20, run.log_text)
+    wait_for(lambda: run.paths.attempt(1).exit.exists(), WAIT_SECONDS, run.log_text)
     time.sleep(1.5)
 
     waiting = run.seen()

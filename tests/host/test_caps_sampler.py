@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 from host_edges import python
-from host_runs import HostRun, needs_root, spec_for, wait_for
+from host_runs import WAIT_SECONDS, HostRun, needs_root, spec_for, wait_for
 
 from fleetd.host import cgroups, meters, rundir, sampler, tree
 from fleetd.host.cgroups import Group
@@ -59,7 +59,8 @@ os.read(0, 1)
 """
 FORKING = """
 import os, signal, time
-time.sleep(1.5)
+while not os.path.exists(os.environ["FLEETD_RUN_DIR"] + "/go"):
+    time.sleep(0.02)
 if os.fork() == 0:
     os.setsid()
     held = b"x" * (150 * 2**20)
@@ -203,7 +204,7 @@ def test_a_file_in_memory_is_watched_between_two_looks_from_the_first_on() -> No
         before_bytes = watched.look(members, None, 1.0).host_bytes
         grow(child)
         assert not watched.peek(1.0000001), "it has cost its share of the time"
-        assert watched.peek(60.0) and before_bytes is not None and before_bytes < 100 * MIB
+        assert watched.peek(1e6) and before_bytes is not None and before_bytes < 100 * MIB
 
 
 FORKS_WHEN_TOLD = """
@@ -281,7 +282,7 @@ def unprivileged(*arguments: str, **changes: object) -> Iterator[HostRun]:
         yield run
     finally:
         run.clean()
-        supervisor.wait(20)
+        supervisor.wait(WAIT_SECONDS)
         shutil.rmtree(root)
 
 
@@ -304,18 +305,20 @@ def test_an_ordinary_users_child_that_leaves_the_session_and_eats_is_found_and_e
     argv = (sys.executable, "-S", "-c", FORKING)
     with unprivileged(argv=argv, contract=False, caps=caps) as run:
         run.wait(lambda seen: seen.memory and (seen.memory.host_bytes or 0) > 0)
+        run.go()
         seen = run.settle()
 
     assert (seen.state, seen.reason) == (RunState.FAILED, Reason.MEMORY) and "force was needed" in seen.detail
 
 
 def test_the_grades_of_the_cap_are_told_to_a_supervisor_that_never_saw_the_tree(tmp_path: Path) -> None:
-    run = HostRun(tmp_path / "root", spec_for("30", "0.05", "every=1000")).create()
+    run = HostRun(tmp_path / "root", spec_for("30", "0.05", "every=1000", "pause_at=25")).create()
     run.supervise()
     try:
         at_work = run.wait(lambda seen: seen if seen.memory and seen.memory.host_bytes else None)
         run.kill_program(run.paths.supervisor)
-        wait_for(run.paths.attempt(1).exit.exists, 20, run.log_text)
+        run.go()
+        wait_for(run.paths.attempt(1).exit.exists, WAIT_SECONDS, run.log_text)
         seen = run.settle()
     finally:
         run.clean()
@@ -338,4 +341,4 @@ def test_a_start_that_the_host_refuses_uses_up_no_attempt_and_is_told(tmp_path: 
         assert run.settle().attempt == 1
     finally:
         run.clean()
-        supervisor.wait(20)
+        supervisor.wait(WAIT_SECONDS)

@@ -160,7 +160,7 @@ def test_a_trainer_that_came_through_a_scope_keeps_its_pid_session_words_and_env
         newborn.open_gate()
         _, status = os.waitpid(newborn.pid, 0)
 
-        assert os.WTERMSIG(status) == signal.SIGKILL and cgroups.oom_kills(group) == 1
+        assert os.WTERMSIG(status) == signal.SIGKILL and (cgroups.oom_kills(group) or 0) >= 1
         assert (tmp_path / "out").read_text() == f"['a b'] {newborn.pid} {newborn.pid} {tmp_path} kept set()\nand errors\n"
     finally:
         os.close(newborn.report)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from host_runs import HostRun, fill, needs_root, small_disk, spec_for, wait_for
+from host_runs import WAIT_SECONDS, HostRun, fill, needs_root, small_disk, spec_for, wait_for
 
 from fleetd.files import overwrite
 from fleetd.host import rundir
@@ -43,7 +43,7 @@ def test_a_disk_that_is_full_at_the_start_uses_up_no_try(start: Callable[..., Ho
     stories = [start(f"shim:{point}:full:{ballast}", "10", "0.05") for point in ("started", "shim.json write", "stdout.log", "attempt.json write")]
     for run in stories:
         run.wait_state(RunState.STARTING)
-    wait_for(lambda: all((run.paths.attempt(1).root).exists() for run in stories), 20, stories[0].log_text)
+    wait_for(lambda: all((run.paths.attempt(1).root).exists() for run in stories), WAIT_SECONDS, stories[0].log_text)
     time.sleep(2.0)  # so long that three tries with their waits would be over
 
     assert [rundir.newest_attempt(run.paths) for run in stories] == [1] * 4
@@ -57,7 +57,7 @@ def test_a_start_that_waits_for_room_is_given_up_when_it_is_no_longer_wanted(sta
     ballast.touch()
     run = start(f"shim:started:full:{ballast}", "1000", "0.05")
     run.wait_state(RunState.STARTING)
-    wait_for(lambda: run.paths.attempt(1).root.exists(), 20, run.log_text)
+    wait_for(lambda: run.paths.attempt(1).root.exists(), WAIT_SECONDS, run.log_text)
 
     run.order(2, Want.STOP)
 
@@ -109,7 +109,7 @@ def test_a_supervisor_that_found_no_room_for_its_own_record_writes_it_later(star
     run = start("supervisor:supervisor.json write:refuse:", "2000", "0.05")
     run.wait_step(2)
 
-    record = rundir.read_program(run.paths.supervisor)
+    record = wait_for(lambda: rundir.read_program(run.paths.supervisor), WAIT_SECONDS, run.log_text)
 
     assert record is not None and look(record.identity).is_verified
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from host_runs import wait_for
+from host_runs import WAIT_SECONDS, wait_for
 
 from fleetd import clock
 from fleetd.host import cgroups, rundir
@@ -74,7 +74,7 @@ def test_a_newborn_that_was_sent_away_is_no_ended_trainer_and_the_next_one_of_it
 
     with subprocess.Popen(ORDERED) as second:
         try:
-            wait_for(lambda: identity_of(second.pid).argv == ORDERED, 10, lambda: "no exec")
+            wait_for(lambda: identity_of(second.pid).argv == ORDERED, WAIT_SECONDS, lambda: "no exec")
             rundir.write_attempt(paths, record_of(second.pid, identity_of(second.pid), is_executed=True))
             after = watch.look(clock.boottime_seconds(), thorough=True)
             assert (after.standing, after.is_executed, after.is_dead) == (Standing.VERIFIED, True, False)

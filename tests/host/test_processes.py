@@ -45,7 +45,7 @@ def test_a_signal_through_a_grip_reaches_the_verified_process(sleeper):
     with grip(identity_of(sleeper.pid)) as held:
         assert not held.exited()
         assert held.send(signal.SIGTERM)
-        assert select.select([held], [], [], 20)[0]
+        assert select.select([held], [], [], 100)[0]
         assert held.exited()
         assert not held.send(signal.SIGTERM), "an ended process is not signalled again"
 
@@ -205,7 +205,7 @@ def test_another_users_process_is_recognised_but_the_kernel_refuses_the_signal(s
 def test_an_adopter_reads_the_exit_status_through_a_pidfd_once_the_parent_has_reaped(sleeper):
     held = grip(identity_of(sleeper.pid))
     sleeper.terminate()
-    assert select.select([held], [], [], 20)[0]
+    assert select.select([held], [], [], 100)[0]
     assert processes.exit_status_by_pidfd(held.fileno()) is None, "not reaped yet"
     sleeper.wait()
 

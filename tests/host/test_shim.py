@@ -10,7 +10,19 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
-from host_edges import executed, living_shim, make_run, make_spec, python, start_shim, supervised, wait_until, want_run, without_a_supervisor
+from host_edges import (
+    WAIT_SECONDS,
+    executed,
+    living_shim,
+    make_run,
+    make_spec,
+    python,
+    start_shim,
+    supervised,
+    wait_until,
+    want_run,
+    without_a_supervisor,
+)
 from test_rundir import checkpoint, flip_a_byte
 
 from fleetd.host import cgroups, cradle, rundir
@@ -48,6 +60,12 @@ def output(paths) -> str:
     return paths.attempt(1).stdout.read_text() if paths.attempt(1).stdout.exists() else ""
 
 
+def order_cutoff(paths, seconds):
+    """Once all that the test is about is there: what a slow machine takes for it is no part of the time that is left."""
+    cutoff_at = datetime.now(timezone.utc) + timedelta(seconds=seconds)
+    assert rundir.apply_cutoff(paths, CutoffOrder(sequence=1, cutoff_at=cutoff_at, because="slow validation"))[0]
+
+
 def ended(paths):
     return lambda: rundir.read_exit(paths, 1) is not None
 
@@ -56,7 +74,7 @@ def test_the_exit_of_a_trainer_is_known_and_durable_before_the_shim_leaves(tmp_p
     paths = make_run(tmp_path, make_spec(python("import sys; print('out'); print('err', file=sys.stderr); sys.exit(10)"), run_id="r1"))
 
     with supervised(paths), living_shim(paths) as shim:
-        assert shim.wait(30) == 0
+        assert shim.wait(WAIT_SECONDS) == 0
         record = rundir.read_exit(paths, 1)
 
     assert (record.exit_code, record.signal, record.wait_status, record.observed_by) == (10, None, 10 << 8, "shim")
@@ -70,7 +88,7 @@ def test_a_trainer_that_is_killed_by_a_signal_is_recorded_with_it(tmp_path):
     with supervised(paths), living_shim(paths) as shim:
         wait_until(executed(paths))
         os.kill(rundir.read_attempt(paths, 1).identity.pid, signal.SIGKILL)
-        assert shim.wait(30) == 0
+        assert shim.wait(WAIT_SECONDS) == 0
 
     record = rundir.read_exit(paths, 1)
     assert (record.exit_code, record.signal, record.wait_status) == (None, signal.SIGKILL, 9)
@@ -82,7 +100,7 @@ def test_the_trainer_gets_its_session_its_contract_and_nothing_of_ours_on_its_pa
     paths = make_run(tmp_path, spec)
 
     with supervised(paths), living_shim(paths) as shim:
-        shim.wait(30)
+        shim.wait(WAIT_SECONDS)
 
     environment, folder, leads_its_session, stdin_is_empty = json.loads(output(paths))
     assert (folder, leads_its_session, stdin_is_empty) == (str(paths.root), True, True)
@@ -101,7 +119,7 @@ def test_our_own_trainer_finds_the_release_on_its_path(tmp_path):
     paths = make_run(tmp_path, make_spec(python("import os; print(os.environ['PYTHONPATH'])"), run_id="r1"), task={"task": "any"})
 
     with supervised(paths), living_shim(paths) as shim:
-        shim.wait(30)
+        shim.wait(WAIT_SECONDS)
 
     assert os.path.isfile(os.path.join(output(paths).strip(), "fleetd", "__init__.py"))
 
@@ -112,7 +130,7 @@ def test_the_trainer_resumes_from_the_newest_checkpoint_that_verifies(tmp_path):
     flip_a_byte(checkpoint(paths, 200))
 
     with supervised(paths), living_shim(paths) as shim:
-        shim.wait(30)
+        shim.wait(WAIT_SECONDS)
         record = rundir.read_attempt(paths, 1)
 
     assert output(paths).strip() == str(good)
@@ -143,7 +161,7 @@ def test_a_program_that_cannot_be_executed_is_a_fault_of_the_order(tmp_path, arg
     (paths.root / "plain.txt").write_text("no program")
 
     with supervised(paths), living_shim(paths) as shim:
-        assert shim.wait(30) == 0
+        assert shim.wait(WAIT_SECONDS) == 0
 
     record = rundir.read_exit(paths, 1)
     assert record.evidence["reason"] == "config"
@@ -157,12 +175,12 @@ def test_a_second_shim_for_the_same_attempt_is_refused_while_it_runs_and_afterwa
     with supervised(paths), living_shim(paths) as first:
         wait_until(executed(paths))
         second = start_shim(paths)
-        assert (second.wait(30), b"holds" in second.communicate()[1]) == (3, True)
+        assert (second.wait(WAIT_SECONDS), b"holds" in second.communicate()[1]) == (3, True)
 
         os.kill(rundir.read_attempt(paths, 1).identity.pid, signal.SIGKILL)
-        first.wait(30)
+        first.wait(WAIT_SECONDS)
         third = start_shim(paths)
-        assert (third.wait(30), b"started before" in third.communicate()[1]) == (3, True)
+        assert (third.wait(WAIT_SECONDS), b"started before" in third.communicate()[1]) == (3, True)
 
     assert rundir.read_exit(paths, 1).signal == signal.SIGKILL, "the record of the first is untouched"
 
@@ -179,7 +197,7 @@ def test_a_shim_refuses_an_attempt_that_is_not_to_run(tmp_path, change):
 
     shim = start_shim(paths)
 
-    assert shim.wait(30) == 3
+    assert shim.wait(WAIT_SECONDS) == 3
     assert b"shim refused" in shim.communicate()[1]
     assert rundir.read_exit(paths, 1) is None
     assert not paths.attempt(1).record.exists()
@@ -200,19 +218,20 @@ def test_the_trainers_lock_is_held_after_the_leaders_death_while_a_child_lives(t
 
         for orphan in orphans:
             os.kill(orphan.identity.pid, signal.SIGKILL)
-        assert shim.wait(30) == 0
+        assert shim.wait(WAIT_SECONDS) == 0
     assert not rundir.is_locked(paths.trainer_lock)
 
 
 def test_at_the_cutoff_the_whole_tree_is_killed_whoever_watches(tmp_path):
-    paths = make_run(tmp_path, make_spec(python(ORPHANS.replace("sys.exit(7)", "exec(sys.argv[1])"), DEAF), run_id="r1", cutoff_seconds=3.0))
+    paths = make_run(tmp_path, make_spec(python(ORPHANS.replace("sys.exit(7)", "exec(sys.argv[1])"), DEAF), run_id="r1"))
 
     with supervised(paths), living_shim(paths) as shim:
         wait_until(executed(paths))
         attempt = rundir.read_attempt(paths, 1)
         wait_until(lambda: output(paths).count("deaf") == 3)
         everybody = [member.identity for member in members(attempt.token, attempt.session, attempt.cgroup, attempt.identity)]
-        assert shim.wait(60) == 0
+        order_cutoff(paths, 0.3)
+        assert shim.wait(WAIT_SECONDS) == 0
 
     assert len(everybody) == 3
     assert not any(look(identity).is_verified for identity in everybody)
@@ -227,9 +246,8 @@ def test_a_cutoff_that_was_moved_earlier_rules(tmp_path):
 
     with supervised(paths), living_shim(paths) as shim:
         wait_until(executed(paths))
-        soon = datetime.now(timezone.utc) + timedelta(seconds=0.5)
-        assert rundir.apply_cutoff(paths, CutoffOrder(sequence=1, cutoff_at=soon, because="slow validation"))[0]
-        assert shim.wait(60) == 0
+        order_cutoff(paths, 0.5)
+        assert shim.wait(WAIT_SECONDS) == 0
 
     assert rundir.read_exit(paths, 1).evidence["reason"] == "deadline"
 
@@ -238,7 +256,7 @@ def test_after_the_cutoff_nothing_is_started(tmp_path):
     paths = make_run(tmp_path, make_spec(python("print('ran')"), run_id="r1", cutoff_seconds=-1.0))
 
     with supervised(paths), living_shim(paths) as shim:
-        assert shim.wait(30) == 0
+        assert shim.wait(WAIT_SECONDS) == 0
 
     record = rundir.read_exit(paths, 1)
     assert (record.wait_status, record.evidence["reason"]) == (None, "deadline")
@@ -252,11 +270,11 @@ def test_a_hog_is_killed_at_the_cap_and_the_record_shows_whose_kill_it_was(tmp_p
     paths = make_run(tmp_path, make_spec(python(hog), run_id="r1", host_bytes=100 * MIB))
 
     with supervised(paths), living_shim(paths) as shim:
-        shim.wait(60)
+        shim.wait(WAIT_SECONDS)
         attempt = rundir.read_attempt(paths, 1)
 
     record = rundir.read_exit(paths, 1)
-    assert (record.signal, record.evidence["oom_kills"]) == (signal.SIGKILL, 1)
+    assert record.signal == signal.SIGKILL and record.evidence["oom_kills"] >= 1
     assert record.evidence["cap"].startswith("enforced: cgroup")
     assert not any(os.path.exists(folder) for folder in cgroups.decode_group(attempt.cgroup).folders)
 
@@ -283,7 +301,7 @@ def test_a_shim_is_deaf_to_what_a_whole_service_is_told(tmp_path):
             os.kill(shim.pid, number)
         trainer = rundir.read_attempt(paths, 1).identity
         os.kill(trainer.pid, signal.SIGTERM)
-        assert shim.wait(30) == 0
+        assert shim.wait(WAIT_SECONDS) == 0
 
     assert rundir.read_exit(paths, 1).signal == signal.SIGTERM, "the trainer has the defaults back"
 
@@ -321,7 +339,7 @@ def test_a_full_disk_delays_the_exit_record_but_never_loses_it(tmp_path):
             assert rundir.read_exit(paths, 1) is None
             assert sight_of(trainer.pid).state == "Z", "not reaped before its exit is on record"
             filler.unlink()
-            assert shim.wait(30) == 0
+            assert shim.wait(WAIT_SECONDS) == 0
         assert rundir.read_exit(paths, 1).exit_code == 5
     finally:
         os.system(f"umount {small}")
@@ -330,15 +348,17 @@ def test_a_full_disk_delays_the_exit_record_but_never_loses_it(tmp_path):
 def test_the_group_of_a_shell_is_asked_one_by_one_when_nobody_supervises(tmp_path):
     """The supervisor's lock is free: at the last safe moment the shim asks by itself."""
     command = ("sh", "-c", 'trap "" TERM; "$@" & wait $!; wait $!', "sh", *python(POLITE))
-    paths = make_run(tmp_path, make_spec(command, run_id="r1", cutoff_seconds=60.0, grace_seconds=57.5, signal=SignalTarget.GROUP))
+    paths = make_run(tmp_path, make_spec(command, run_id="r1", grace_seconds=90.0, signal=SignalTarget.GROUP))
 
     without_a_supervisor(paths)
 
     with living_shim(paths) as shim:
-        assert shim.wait(30) == 0
+        wait_until(lambda: "ready" in output(paths), "the program below the shell")
+        order_cutoff(paths, 90.5)
+        assert shim.wait(WAIT_SECONDS) == 0
 
     record = rundir.read_exit(paths, 1)
-    assert "asked" in output(paths)
+    assert "asked" in output(paths), record
     assert record.evidence["asked_at"]
     assert {report["signal"] for report in record.evidence["signals"]} == {signal.SIGTERM, signal.SIGCONT}
     assert len({report["pid"] for report in record.evidence["signals"]}) == 2
@@ -356,7 +376,7 @@ def test_the_trainer_itself_keeps_its_lock_when_the_shim_is_killed(tmp_path):
         assert look(rundir.read_attempt(paths, 1).identity).is_verified
         assert rundir.is_locked(paths.trainer_lock)
         second = start_shim(paths, rundir.create_attempt(paths))
-        assert second.wait(30) == 3, "two trainers on one run must never happen"
+        assert second.wait(WAIT_SECONDS) == 3, "two trainers on one run must never happen"
         second.communicate()
 
 
@@ -383,7 +403,7 @@ def test_a_plan_that_demands_an_enforced_cap_is_refused_where_the_kernel_gives_n
     hide = "mount -t tmpfs none /sys/fs/cgroup && exec \"$@\""
 
     with supervised(paths), living_shim(paths, before=("unshare", "--mount", "sh", "-c", hide, "sh")) as shim:
-        assert shim.wait(30) == 0
+        assert shim.wait(WAIT_SECONDS) == 0
 
     record = rundir.read_exit(paths, 1)
     assert (output(paths) == "ran\n") is runs

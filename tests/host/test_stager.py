@@ -52,7 +52,7 @@ class Talk:
     def leave(self) -> None:
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.close()
-        self.process.wait(20.0)
+        self.process.wait(100.0)
         self.process.stdout.close()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from host_runs import HostRun, spec_for, wait_for
+from host_runs import WAIT_SECONDS, HostRun, spec_for, wait_for
 
 from fleetd import files
 from fleetd.files import sweep_temporaries, write_record
@@ -74,7 +74,7 @@ def test_a_cgroup_whose_shim_died_before_it_recorded_it_is_removed(
     assert seen.state is RunState.FINISHED and seen.attempt == 2
     assert [path.name.split("-")[0] for path in purse.iterdir()] == ["shim"], "the first shim died with its cgroup made"
     assert rundir.read_attempt(run.paths, 1) is None
-    wait_for(lambda: not groups_of(run), 10, lambda: f"left: {groups_of(run)}")
+    wait_for(lambda: not groups_of(run), WAIT_SECONDS, lambda: f"left: {groups_of(run)}")
 
 
 @needs_cgroups
@@ -86,7 +86,7 @@ def test_the_sweep_removes_the_cgroup_of_a_shim_that_died_after_its_run_was_sett
     run.settle()
     shim = rundir.read_program(run.paths.shim)
     assert shim is not None
-    wait_for(lambda: look(shim.identity).is_dead or not look(shim.identity).is_verified, 10, run.log_text)
+    wait_for(lambda: look(shim.identity).is_dead or not look(shim.identity).is_verified, WAIT_SECONDS, run.log_text)
     reports = Reports(HostPaths(run.root))
 
     reports.sweep()
@@ -112,11 +112,19 @@ def test_a_killed_writers_temporary_is_removed_and_a_living_ones_is_kept(
     start: Callable[..., HostRun], purse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEETD_FAULT", f"supervisor:heartbeat.json written#4:kill:{purse}")  # by then a shim lives that starts another
-    run = start("100", "0.05")
-    wait_for(lambda: not (purse / "coin-0").exists(), 10, run.log_text)
-    wait_for(lambda: list(run.paths.root.glob(".heartbeat.json-*.tmp")), 10, run.log_text)
+    run = start("100", "0.05", "pause_at=50")
     ours = run.paths.root / f".heartbeat.json-{os.getpid()}-abcdefgh.tmp"
     ours.touch()
+    wait_for(lambda: not (purse / "coin-0").exists(), WAIT_SECONDS, run.log_text)
+    died = next(int(path.name.split("-")[1]) for path in purse.iterdir())
+
+    def is_followed() -> bool:
+        """Then what it left may be gone already: its follower sweeps first of all."""
+        record = rundir.read_program(run.paths.supervisor)
+        return record is not None and record.identity.pid != died
+
+    wait_for(lambda: list(run.paths.root.glob(f".heartbeat.json-{died}-*.tmp")) or is_followed(), WAIT_SECONDS, run.log_text)
+    run.go()
 
     run.settle()
 

@@ -33,7 +33,7 @@ from fuzz_targets import Target, make_targets  # noqa: E402
 
 from policies.errors import ExplainedError  # noqa: E402
 
-INPUT_SECONDS_MAX = 20.0
+INPUT_SECONDS_MAX = 60.0
 MEMORY_BYTES_MAX = 3 * 1024 * 1024 * 1024
 """Address space beyond what the process had when it began: every single input stays far below it."""
 FAULTS_MAX = 20

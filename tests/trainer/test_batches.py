@@ -20,7 +20,7 @@ from trainer.data.shards import open_corpus
 from trainer.data.zxell_sampler import ZxellSampler
 from trainer.stopping import Stop
 
-DRAWN_SECONDS_MAX = 10.0
+DRAWN_SECONDS_MAX = 100.0
 
 
 class Watched:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,14 @@ def test_the_next_save_waits_for_the_one_under_way(tmp_path: Path, shards: Path,
     training = prepare(make_run(tmp_path, "run", make_task(shards / "train", None)))
     training._save()
     training._take_step()
-    threading.Timer(0.3, slow_disk.set).start()
+
+    def open_once_it_is_waited_for() -> None:
+        until = time.monotonic() + 20.0
+        while "wait" not in [record.get("phase") for record in log_of(training.run_dir)] and time.monotonic() < until:
+            time.sleep(0.01)
+        slow_disk.set()
+
+    threading.Thread(target=open_once_it_is_waited_for).start()
     training._save()
     assert training.saved is not None and training.saved.step == 0, "the former one is settled before the copy is made"
     assert ("wait", 1) in [(record.get("phase"), record["step"]) for record in log_of(training.run_dir)]

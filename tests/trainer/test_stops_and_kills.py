@@ -33,6 +33,7 @@ from trainer_stage import (
 from policies.facts import TrainerExit, format_moment
 from trainer.checkpoint import newest_verified, verify, write_checkpoint
 from trainer.environment import read_environment
+from trainer.records import RunRecords
 from trainer.state import TrainingState
 from trainer.stopping import Stop
 
@@ -50,6 +51,20 @@ def listening() -> Stop:
 def long_task(shards: Path, **changes: Any) -> dict[str, Any]:
     """Enough steps that a signal surely comes in the middle."""
     return make_task(shards / "train", shards / "val", **{"steps": 600, "validation": {"every_steps": 100, "batch": 4}, **changes})
+
+
+class CutoffSoon(Stop):
+    """Once the first step is taken, the cutoff is so near that two saves as slow as the last one just fit: a disk that takes long for the
+    last save is what they are kept for."""
+
+    cutoff_at: datetime | None = None
+
+    def note_step(self, seconds: float) -> None:
+        super().note_step(seconds)
+        if self.cutoff_at is None:
+            self.note_save(15.0)
+            self.cutoff_at = datetime.now(timezone.utc) + timedelta(seconds=self.margin_seconds() + 1.0)
+            self.set_cutoff(self.cutoff_at)
 
 
 def test_sigterm_twice_and_sigkill_at_random_moments_end_like_a_run_that_nobody_touched(tmp_path: Path, shards: Path) -> None:
@@ -91,13 +106,21 @@ def test_a_sigterm_before_the_imports_is_heard_and_the_base_is_saved(tmp_path: P
     assert log_of(run_dir)[-1]["skipped"] == ["start"], "with a checkpoint there, torch is not even imported"
 
 
-def test_a_sigterm_in_a_validation_leaves_it_due_and_the_resume_repeats_it_first(tmp_path: Path, shards: Path) -> None:
+def test_a_sigterm_in_a_validation_leaves_it_due_and_the_resume_repeats_it_first(
+    tmp_path: Path, shards: Path, listening: Stop, monkeypatch: pytest.MonkeyPatch,
+) -> None:
     run_dir = make_run(tmp_path, "run", long_task(shards, steps=40, window=2, validation={"every_steps": 20, "batch": 1}))
-    process = start(run_dir)
-    wait_for_record(run_dir, process, event="validation", phase="begin", step=20)
-    process.send_signal(signal.SIGTERM)
-    process.send_signal(signal.SIGTERM)
-    assert finish(process)[0] == TrainerExit.STOPPED
+    log = RunRecords.log
+
+    def signalled(records: RunRecords, **record: Any) -> None:
+        log(records, **record)
+        if (record.get("event"), record.get("phase"), record.get("step")) == ("validation", "begin", 20):
+            for _ in range(2):  # from here on it is in the middle of it, however slow whoever sends signals is
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunRecords, "log", signalled)
+        assert train_here(run_dir, listening) == TrainerExit.STOPPED
     stopped = log_of(run_dir)[-1]
     assert (stopped["event"], stopped["step"], stopped["skipped"]) == ("stop", 20, ["validation"])
     assert not (run_dir / "predictions/validation/step-000000020.jsonl").exists()
@@ -145,7 +168,8 @@ def test_signals_in_the_middle_of_a_save_do_not_destroy_it(
 
 
 def test_sigint_gives_up_the_save_and_says_whether_something_is_lost(tmp_path: Path, shards: Path) -> None:
-    run_dir = make_run(tmp_path, "run", long_task(shards, steps=5000, checkpoint={"every_steps": None, "keep": 2}, validation={"every_steps": None}))
+    rarely = {"checkpoint": {"every_steps": None, "keep": 2}, "validation": {"every_steps": None}}
+    run_dir = make_run(tmp_path, "run", long_task(shards, steps=100_000, **rarely))
     process = start(run_dir)
     wait_for_record(run_dir, process, step=3, tokens=64)
     process.send_signal(signal.SIGINT)
@@ -166,9 +190,9 @@ def test_sigint_with_a_current_checkpoint_loses_nothing(tmp_path: Path, task: di
 def test_the_trainer_stops_itself_before_its_cutoff_with_everything_saved(tmp_path: Path, shards: Path) -> None:
     rarely = {"checkpoint": {"every_steps": None, "keep": 2}, "validation": {"every_steps": None}}
     run_dir = make_run(tmp_path, "run", long_task(shards, steps=100_000, **rarely))
-    cutoff = datetime.now(timezone.utc) + timedelta(seconds=4)
-    assert train_here(run_dir, Stop(cutoff)) == TrainerExit.STOPPED
-    assert datetime.now(timezone.utc) < cutoff
+    stop = CutoffSoon()
+    assert train_here(run_dir, stop) == TrainerExit.STOPPED
+    assert stop.cutoff_at is not None and datetime.now(timezone.utc) < stop.cutoff_at
     assert log_of(run_dir)[-1]["because"] == "cutoff" and 0 < log_of(run_dir)[-1]["step"] == last_step(run_dir)
 
 

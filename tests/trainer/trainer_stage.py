@@ -25,7 +25,7 @@ from trainer.resume import choose_checkpoint
 from trainer.stopping import Stop
 
 VOCABULARY = 48
-STORY_SECONDS_MAX = 60.0
+STORY_SECONDS_MAX = 250.0
 LLAMA = {
     "model_type": "llama", "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "initializer_range": 0.02,
