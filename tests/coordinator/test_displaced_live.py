@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from live_coordinator import Coordinator
+from live_coordinator import WAIT_SECONDS_MAX, Coordinator
 
 from fleetd.coordinator.daemon import answering_pid
 from fleetd.wire import encode
@@ -33,12 +34,13 @@ class Hog:
         self._first = subprocess.Popen(self.argv, cwd=folder, env={**os.environ, "HOG_SAYS": "hello"}, start_new_session=True)
         while not (folder / "hog.json").exists():
             assert self._first.poll() is None
+            time.sleep(0.02)
         self.pid = self._first.pid
 
     @property
     def workload(self) -> Workload:
         restart = Restart(command=self.argv, environment=("HOG_SAYS",))
-        return Workload(name="hog", pattern=f"{HOG} {self.folder}", uid=os.getuid(), restart=restart, grace_seconds=30.0)
+        return Workload(name="hog", pattern=f"{HOG} {self.folder}", uid=os.getuid(), restart=restart, grace_seconds=120.0)
 
     def living(self) -> list[int]:
         self._first.poll()
@@ -123,7 +125,9 @@ def test_a_hog_makes_room_and_comes_back_once_though_agent_and_coordinator_die_o
     assert story.restore(campaign).json()["displaced"][0]["state"] == "restored" and story.hog.living() == [pid]
     died = [next(purse.iterdir()).name.split("-", 2)[::2] for purse in purses]
     assert died == [point.split(":") for point in points], "each of them did"
-    psutil.Process(pid).kill()
+    first = psutil.Process(pid)
+    first.kill()
+    psutil.wait_procs([first], timeout=WAIT_SECONDS_MAX)
     (tmp_path / "hog.json").unlink()
     (line,) = story.book()["restore"]
     subprocess.run(["sh", "-c", line], check=True)  # as a person types it
