@@ -33,11 +33,13 @@ from trainer_stage import (
 from policies.facts import TrainerExit, format_moment
 from trainer.checkpoint import newest_verified, verify, write_checkpoint
 from trainer.environment import read_environment
+from trainer.fingerprint import code_digest
 from trainer.records import RunRecords
 from trainer.state import TrainingState
 from trainer.stopping import Stop
 
-SEED = int(os.environ.get("TRAINER_KILL_SEED", random.SystemRandom().randrange(10**6)))
+SEED = int(os.environ.get("TRAINER_KILL_SEED", int(code_digest()[:8], 16) % 10**6))
+"""Every change of the trainer gets moments of its own; the same code gets the same ones everywhere."""
 
 
 @pytest.fixture
