@@ -41,6 +41,7 @@ class VirtualSession:
         self.hangs = threading.Event()
         self.goes_on = threading.Event()
         self.acknowledged: dict[str, int] = {}
+        self.before_second_start: Callable[[], None] = lambda: None
 
     def call(self, order: str, body: dict[str, Any], timeout_seconds: float) -> dict[str, Any]:
         if self.hangs.is_set():
@@ -55,6 +56,8 @@ class VirtualSession:
             answer = self.host.answer(body["after"], now)
             return {"at": format_moment(now), "memory_available_bytes": 2**40, "disk_free_bytes": 1, "runs": encode(answer.reports)}
         run_id = body.get("run_id") or body["spec"]["run_id"]
+        if order == "start" and len(self.host.start_orders) == 1:
+            self.before_second_start()
         done = self.host.obey(Order(key="", host=self.host.name, order=order, run_id=run_id, body=body), now)
         if done.error is not None:
             raise from_json(done.error)
@@ -224,9 +227,9 @@ def test_a_host_keeps_its_notices_until_they_are_on_the_disk(office: Office) -> 
 def test_a_disk_that_stays_full_for_days_loses_nothing_of_what_hosts_tell(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits in memory is bounded. Beyond half of that bound notices are left with their hosts, which tell them again."""
     monkeypatch.setattr(journal_module, "QUEUE_ENTRIES_MAX", 12)
+    office.session.before_second_start = lambda: office.disk(writable=False)  # not later: the hosts would have told all of it
     office.launch()
     office.until(lambda: len(office.host.start_orders) == 2)
-    office.disk(writable=False)
     office.until(lambda: {office.host.states[run_id] for run_id in office.host.specs} <= {RunState.FINISHED})
     office.ticks(10)
     assert office.journal.is_crowded and "lost" not in office.journal.health

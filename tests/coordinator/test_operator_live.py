@@ -73,7 +73,7 @@ def test_a_host_obeys_another_coordinator_only_after_a_takeover_and_its_runs_go_
     assert say(other, "takeover", "here", host=plan["hosts"][0])["taken_over"]
     other.launch("mine")
     other.until(lambda: other.run("mine")["state"] == "running")
-    assert [run["run_id"] for run in other.status()["hosts"][0]["unknown_runs"]] == [run_id], "the run of the old owner is shown"
+    other.until(lambda: [run["run_id"] for run in other.status()["hosts"][0]["unknown_runs"]] == [run_id])  # the run of the old owner is shown
 
     coordinator.until(lambda: "belongs to another coordinator" in coordinator.status()["hosts"][0]["detail"])
     coordinator.call("POST", "stop", json={"target": "own", "mode": "now", "actor": "user:test"})
@@ -94,7 +94,16 @@ def test_a_takeover_in_the_middle_of_a_launch_leaves_no_run_with_two_trainers(co
     coordinator.launch("first")
     other.start()
     names = [f"run-{number}" for number in range(8)]
-    launching = threading.Thread(target=coordinator.launch_other, args=(names[0],))
+    outcome: list[str] = []
+
+    def launch() -> None:
+        """The takeover may come before its preflight too: then nothing of it began."""
+        try:
+            outcome.append(coordinator.launch_other(names[0]))
+        except AssertionError as refused:
+            outcome.extend([""] if "OwnerMismatch" in str(refused) else ["", str(refused)])
+
+    launching = threading.Thread(target=launch)
     launching.start()
     say(other, "takeover", "here", host=encode(other.plan("mine"))["hosts"][0])
     launching.join()
@@ -103,7 +112,8 @@ def test_a_takeover_in_the_middle_of_a_launch_leaves_no_run_with_two_trainers(co
     counts = attempts(coordinator)
     assert counts and set(counts.values()) <= {0, 1}
     states = {run["candidate"]: run["state"] for run in coordinator.status()["runs"]}
-    assert set(states) == {"first", names[0]} and "failed" not in states.values()
+    assert len(outcome) == 1, f"neither answered nor refused for the takeover: {outcome}"
+    assert set(states) == ({"first", names[0]} if outcome[0] else {"first"}) and "failed" not in states.values()
 
     say(other, "stop", "mine", mode="now")
     other.until(lambda: other.run("mine")["state"] == "stopped")

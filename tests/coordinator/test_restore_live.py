@@ -58,7 +58,9 @@ def kept_notices(coordinator: Coordinator, run_id: str) -> list[int]:
     """What the run's supervisor still has of what it told."""
     journal = Journal.open(HostPaths(coordinator.root).run(run_id).journal, read_only=True)
     try:
-        return [int(entry["sequence"]) for entry in journal.entries(limit=10_000)]
+        kept = [int(entry["sequence"]) for entry in journal.entries(limit=10_000)]
+        assert journal.health == "ok"
+        return kept
     finally:
         journal.close()
 
@@ -108,9 +110,10 @@ def test_a_campaign_that_history_lost_is_seen_on_its_host_and_stopped_there(coor
     run_id, trainer = f"{lost_id}-later", psutil.Process(coordinator.run("later")["pid"]["value"])
     restored(coordinator, copy)
 
-    coordinator.until(lambda: coordinator.status()["verdict"]["word"] == "NEEDS YOU")
+    told = f"here has a run that nobody here knows: {run_id}, pid {trainer.pid}, running"
+    coordinator.until(lambda: told in coordinator.status()["verdict"]["text"])
     status = coordinator.status()
-    assert f"here has a run that nobody here knows: {run_id}, pid {trainer.pid}, running" in status["verdict"]["text"]
+    assert status["verdict"]["word"] == "NEEDS YOU"
     assert [run["run_id"] for run in status["hosts"][0]["unknown_runs"]] == [run_id] and lives(trainer)
     assert status["hosts"][0]["committed_bytes"] == 2 * 128 * 1024**2
 

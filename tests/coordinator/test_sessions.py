@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from fleetd.campaign import HostPlan
+from fleetd.coordinator import sessions
 from fleetd.coordinator.inbox import HostAnswer, HostTrouble, Inbox
 from fleetd.coordinator.links import HostLink
 from fleetd.coordinator.sessions import LocalSession
@@ -84,7 +85,8 @@ def test_an_agent_that_misbehaves_is_ended_and_the_next_call_has_a_new_one(make_
     assert session.call("pid", {}, CALL_SECONDS)["pid"] != before
 
 
-def test_the_last_words_of_a_dead_agent_are_told(make_session: Callable[[], LocalSession]) -> None:
+def test_the_last_words_of_a_dead_agent_are_told(make_session: Callable[[], LocalSession], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "END_SECONDS_MAX", 60.0)
     with pytest.raises(HostUnreachable, match="exit status 3, the last words"):
         make_session().call("die", {}, CALL_SECONDS)
 
