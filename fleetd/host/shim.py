@@ -34,6 +34,7 @@ from fleetd.host.birth import conceive, read_report, trainer_environment
 from fleetd.host.claim import ROOM_WAIT_SECONDS, claim, is_no_room, is_wanted
 from fleetd.host.guard import TICK_SECONDS, DeadlineGuard, Due, SupervisorGuard
 from fleetd.host.kills import KillCounter, wait_for_kills
+from fleetd.host.presence import Presence
 from fleetd.host.processes import identity_of, look, set_child_subreaper, sight_of
 from fleetd.host.rundir import AttemptRecord
 from fleetd.kept_clock import counted
@@ -116,6 +117,7 @@ class Shim:
         self.evidence: dict[str, Any] = {}
         self.ending: ExitRecord | None = None
         self.is_ended = self.is_empty = False
+        self.presence = Presence(paths.root, clock.boottime_seconds())
 
     def live(self) -> None:
         set_child_subreaper()
@@ -130,6 +132,7 @@ class Shim:
         while not self._is_done():
             self._sleep()
             moment = self._moment()
+            self.presence.look(moment.boottime_seconds)
             for duty in (self._watch_exec, self._watch_argv, self._watch_exit, self._keep_deadline, self._write_exit, self._reap):
                 self._do(duty, moment)
             self._do(self._keep_supervisor, moment)
@@ -298,10 +301,13 @@ class Shim:
             logs.failed("member_survives", pid=member.identity.pid, proofs=",".join(member.proofs))
 
     def _write_exit(self, _moment: Moment) -> None:
-        """Durable before anybody can know of it otherwise; on a full disk again each tick, for ever."""
+        """Durable before anybody can know of it otherwise; on a full disk again each tick, for ever. Where somebody has removed the run
+        directory there is nobody left to be told."""
         if self.ending is None or self.is_ended:
             return
-        if not rundir.write_exit(self.paths, self.ending):
+        if self.presence.was_removed:
+            logs.failed("exit_unheard", attempt=self.attempt, because=f"{self.paths.root} was removed")
+        elif not rundir.write_exit(self.paths, self.ending):
             logs.failed("exit_known_already", attempt=self.attempt, because="another process recorded it first")
         self.is_ended = True  # from here on `_reap` may take the leader in
 
@@ -330,7 +336,7 @@ class Shim:
         return self.deadline.moment(clock.boottime_seconds(), self.guard.fresh_beat)
 
     def _is_done(self) -> bool:
-        return self.is_ended and self.is_empty and self.guard.is_needless
+        return self.is_ended and self.is_empty and (self.guard.is_needless or self.presence.was_removed)
 
     def _members(self) -> tuple[tree.Member, ...]:
         return tree.members(self.token, self._session(), self.group.encode(), self._leader(), never=self._never(), ancestor=os.getpid())

@@ -42,6 +42,7 @@ from fleetd.host.homes import own_home
 from fleetd.host.notices import Looks, Spool, numbers_of, observation_of, signal_notices
 from fleetd.host.observe import Observer
 from fleetd.host.pace import TICK_SECONDS, pause_seconds
+from fleetd.host.presence import Presence
 from fleetd.host.processes import boot_id, set_child_subreaper
 from fleetd.host.sight import HostSight
 from fleetd.host.trusted_time import began_in_this_boot, known_time
@@ -66,6 +67,7 @@ class Supervisor:
         self.history = self.spool.load()
         self.follower = Follower(paths, self.history.log_offset, clock.boottime_seconds())
         self.audit = Audit(paths.audit, "supervisor")
+        self.presence = Presence(paths.root, clock.boottime_seconds())
         self.own_status: int | None = None
         self.start_refused = ""
         self.is_done = False
@@ -78,7 +80,7 @@ class Supervisor:
         tidy.tidy_run(self.paths)
         self._resume(clock.read())
         faults = 0
-        while not self.is_done:
+        while not self.is_done and not self._is_needless():
             try:
                 sight = self.tick(clock.read())
             except OSError as fault:  # out of descriptors, a disk that fails: the trainer must not lose its watch for it
@@ -90,6 +92,15 @@ class Supervisor:
                 continue
             faults = 0
             self.observer.wait(0.0 if self.is_done else self._pause_seconds(sight))
+
+    def _is_needless(self) -> bool:
+        """The run directory was removed and nothing of ours lives: what is seen from here on can be told to nobody."""
+        self.presence.look(clock.boottime_seconds())
+        lives = not self.history.is_attempt_over and self.history.leader_gone_seconds is None
+        if self.presence.was_removed and not lives:
+            logs.failed("run_removed", because=f"{self.paths.root} was removed")
+            return True
+        return False
 
     def tick(self, moment: Moment) -> HostSight:
         """One look, one decision, one round of acts. Returns what was seen."""
