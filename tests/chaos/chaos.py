@@ -252,6 +252,10 @@ def disturbed(
         faults += story_faults(ask(fleet.state, "/v1/events?limit=5000"))
     except AssertionError as fault:
         faults.append(str(fault))
+    except BaseException:
+        witness.kill()  # interrupted
+        fleet.close()
+        raise
     if work.starting is not None:
         work.starting.wait(60)
     work.count_deaths()
@@ -324,4 +328,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what a story started is ended with it
     sys.exit(main(sys.argv[1:]))

@@ -40,7 +40,7 @@ from fleetd.wire import encode
 from policies.facts import MIB, RunState, SignalTarget
 from policies.lifecycle import SETTLED
 
-STORY_SECONDS_MAX = 60.0
+STORY_SECONDS_MAX = 180.0
 LOOK_SECONDS = 0.1
 TELL_SECONDS = 1.2
 """A trouble that is over before the next tick and the next look need not be seen."""
@@ -259,7 +259,7 @@ def _launch(folder: Path, state: Path, host: Path, faults: list[str]) -> None:
             answer = client.post("http://fleetd/v1/launch", json=body)
         if answer.status_code == 200:
             return
-        if not answer.json().get("fix"):
+        if answer.status_code >= 500 or not answer.json().get("fix"):
             faults.append(f"a refused launch says {answer.text}")
         if _answer(state, "/v1/status")["campaigns"]:
             return  # it is held up by the disk, was answered so, and goes on by itself

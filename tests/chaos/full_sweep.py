@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -32,6 +33,7 @@ ROLES = ("supervisor", "shim", "start", "coordinator", "agent")
 """`start`: the coordinator's first writes, in a story that ends once it answers."""
 ON_DISK = Path("/dev/shm")
 """Where there is one, stories are told on a disk whose syncs cost nothing."""
+Say = Callable[[str], None]
 
 
 def writer_of(role: str) -> str:
@@ -60,7 +62,6 @@ class Sweep:
         if outcome.faults:
             self.faults[outcome.plan.number] = [*(call.words for call in outcome.refused[:3]), *outcome.faults]
 
-
     def to_json(self) -> dict[str, object]:
         return {
             "role": self.role, "mode": self.mode, "writes_counted": self.wanted.total(), "stories": self.told, "reached": self.reached,
@@ -79,7 +80,7 @@ def plans_of(role: str, mode: str, mine: list[Call], asked: argparse.Namespace) 
     return [Plan(role=writer_of(role), number=number, mode=mode) for number in numbers[asked.first::asked.stride]]
 
 
-def sweep(story: Story, role: str, mode: str, reference: list[Call], folder: Path, asked: argparse.Namespace, say: Callable[[str], None]) -> Sweep:
+def sweep(story: Story, role: str, mode: str, reference: list[Call], folder: Path, asked: argparse.Namespace, say: Say) -> Sweep:
     mine = [call for call in reference if call.role == writer_of(role)]
     found = Sweep(role=role, mode=mode, wanted=Counter(call.kind for call in mine if mode != "short" or call.call in HALVED))
 
@@ -130,24 +131,19 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument("--list", action="store_true", help="only count and list the writes")
     parser.add_argument("--folder", type=Path, help="a kept folder: its releases and its undisturbed stories need not be made again")
-    asked, began, sweeps = parser.parse_args(arguments), time.monotonic(), list[Sweep]()
+    asked, began = parser.parse_args(arguments), time.monotonic()
 
     def say(text: str) -> None:
         print(f"[{time.monotonic() - began:6.1f}] {text}", flush=True)
 
     folder = asked.folder or Path(tempfile.mkdtemp(prefix="fleetd-full-", dir=ON_DISK if ON_DISK.is_dir() else None))
     folder.mkdir(exist_ok=True)
-    for role in asked.roles.split(","):
-        story = stories_of(role, folder)
-        reference = undisturbed(story, folder, role)
-        counted = Counter(call.role for call in reference)
-        say(f"undisturbed: {dict(counted)}")
-        if asked.list:
-            kinds = Counter(call.kind for call in reference if call.role == writer_of(role))
-            say(json.dumps(dict(sorted(kinds.items())), indent=1))
-            continue
-        for mode in asked.modes.split(","):
-            sweeps.append(sweep(story, role, mode, reference, folder, asked, say))
+    try:
+        sweeps = sweep_all(folder, asked, say)
+    except SystemExit:
+        if asked.folder is None:
+            shutil.rmtree(folder)
+        raise
     faults = sum(len(each.faults) for each in sweeps)
     print(json.dumps({
         "seconds": round(time.monotonic() - began), "stories": sum(each.told for each in sweeps), "refused": sum(each.refused for each in sweeps),
@@ -160,5 +156,23 @@ def main(arguments: list[str]) -> int:
     return 1 if faults else 0
 
 
+def sweep_all(folder: Path, asked: argparse.Namespace, say: Say) -> list[Sweep]:
+    """What was found for each role and mode that was asked for."""
+    sweeps: list[Sweep] = []
+    for role in asked.roles.split(","):
+        story = stories_of(role, folder)
+        reference = undisturbed(story, folder, role)
+        counted = Counter(call.role for call in reference)
+        say(f"undisturbed: {dict(counted)}")
+        if asked.list:
+            kinds = Counter(call.kind for call in reference if call.role == writer_of(role))
+            say(json.dumps(dict(sorted(kinds.items())), indent=1))
+            continue
+        for mode in asked.modes.split(","):
+            sweeps.append(sweep(story, role, mode, reference, folder, asked, say))
+    return sweeps
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what a story started is ended with it
     sys.exit(main(sys.argv[1:]))

@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -38,8 +39,9 @@ PAGES_LEFT = (0, 0, 1, 2, 3, 5, 8, 13, 21, 34, 55)
 DISKS = {"state": "96m", "host": "400m"}
 START_WRITES = {"coordinator": 47}
 """A coordinator that finds no room at its start leaves, and is started again where nothing is refused: that is swept elsewhere."""
-STRIDES = {"coordinator": 600, "agent": 15, "supervisor": 30, "shim": 12}
-"""A coordinator copies a tree of some hundred files in one go and begins anew after a refusal: it must come through at least once."""
+STRIDES = {"coordinator": 600, "agent": 40, "supervisor": 30, "shim": 12}
+"""A coordinator copies a tree of some hundred files in one go, an agent makes a run of some thirty writes, and each begins anew after a
+refusal: it must come through at least once. What goes on where it was refused has no such need."""
 
 Say = Callable[[str], None]
 
@@ -125,6 +127,9 @@ def through_refusals(role: str, first: int, shards: Path, twin: Fleet, say: Say)
         faults += [] if attempts == 3 else [f"{attempts} attempts for two trainings and an evaluation"]
     except AssertionError as fault:
         faults.append(str(fault))
+    except BaseException:
+        fleet.close()  # interrupted
+        raise
     faults = _ended(fleet, faults)
     say(f"{role} from {first}: {tap.counts[role]} writes, {len(tap.refused)} refused, {len({call.name for call in tap.refused})} files")
     if not faults:
@@ -177,4 +182,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what a story started is ended with it
     sys.exit(main(sys.argv[1:]))

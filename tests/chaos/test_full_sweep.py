@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from full_stories import Outcome, Story, coordinator_story, host_story, start_story
+from full_trainings import STRIDES
 from full_writes import Plan, Tap
+from host_runs import HostRun, spec_for, want
+
+from fleetd.wire import encode
+from policies.facts import Want
 
 SAMPLE: list[tuple[Story, Plan]] = [
     (coordinator_story, Plan(role="coordinator", number=50, mode="full")), (start_story, Plan(role="coordinator", number=33)),
@@ -30,6 +36,18 @@ for number in range(4):
     except OSError as fault:
         print(fault.errno, end=" ")
 print(os.pwrite(os.open("file-0", os.O_WRONLY), b"z" * 100, 0))
+"""
+
+
+MAKE_RUN = """
+import json, sys
+from pathlib import Path
+from fleetd.host import rundir
+from fleetd.model import RunSpec, WantOrder
+from fleetd.paths import RunPaths
+from fleetd.wire import decode
+spec, want = (decode(kind, value, "") for kind, value in zip((RunSpec, WantOrder), json.loads(sys.argv[3])))
+rundir.create_run(RunPaths(Path(sys.argv[4])), spec, {"schema": 1}, want)
 """
 
 
@@ -61,3 +79,14 @@ def test_the_tap_refuses_the_write_that_it_was_told_to_and_no_other(tmp_path: Pa
 
     assert done.stdout.decode().split() == said.split(), done.stderr
     assert tap.faults == []
+
+
+def test_what_an_agent_begins_anew_after_a_refusal_comes_through_between_two_of_them(tmp_path: Path) -> None:
+    run, posing_as_agent = HostRun(tmp_path, spec_for()), ("/release/fleetd/host/__main__.py", "agent")
+    tap, order = Tap(tmp_path, Plan()), json.dumps([encode(run.spec), encode(want(1, Want.RUN))])
+
+    done = tap.run([sys.executable, "-c", MAKE_RUN, *posing_as_agent, order, str(run.paths.root)], dict(os.environ))
+    tap.close()
+
+    assert run.paths.want.exists(), done.stderr
+    assert 20 < tap.counts["agent"] < STRIDES["agent"] - 5, "some lines of its log and its clock come between"

@@ -250,4 +250,5 @@ def machine() -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started for a situation is ended with it
     sys.exit(main(sys.argv[1:]))
