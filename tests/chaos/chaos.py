@@ -25,7 +25,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,8 @@ from zoo import Animal, age_seconds, animals, kill
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "manpages" / "data"
 STEPS = 160
-ROUND_SECONDS_MAX = 400.0
+ROUND_SECONDS_MAX = 800.0
+ANSWER_SECONDS_MAX = 120.0
 KILLS_PER_ROUND = 25
 YOUNG_SECONDS = 1.0
 PATIENCE_SECONDS = 4.0
@@ -121,6 +122,14 @@ class Round:
                 self._strike()
             else:
                 time.sleep(0.5)
+
+    def history(self) -> dict[str, Any] | None:
+        """All events, from a coordinator that may have died just now and was started again."""
+        end = time.monotonic() + ANSWER_SECONDS_MAX
+        while (document := ask(self.fleet.state, "/v1/events?limit=5000")) is None and time.monotonic() < end:
+            self._revive()
+            time.sleep(0.1)
+        return document
 
     def launch(self) -> str:
         """Launch, and again if the coordinator died over it before the campaign was history, as a person would."""
@@ -230,7 +239,8 @@ def plan_of(fleet: Fleet) -> Path:
 def end_coordinator(fleet: Fleet) -> None:
     for animal in animals(fleet.root):
         if animal.role == "coordinator":
-            os.kill(animal.pid, signal.SIGTERM)
+            with suppress(ProcessLookupError):
+                os.kill(animal.pid, signal.SIGTERM)
             while any(each.pid == animal.pid for each in animals(fleet.root)):
                 time.sleep(0.1)
 
@@ -249,7 +259,7 @@ def disturbed(
     try:
         campaign = work.run()
         faults += unlike_its_twin(campaign, fleet, twin)
-        faults += story_faults(ask(fleet.state, "/v1/events?limit=5000"))
+        faults += story_faults(work.history())
     except AssertionError as fault:
         faults.append(str(fault))
     except BaseException:
@@ -257,11 +267,11 @@ def disturbed(
         fleet.close()
         raise
     if work.starting is not None:
-        work.starting.wait(60)
+        work.starting.wait(ANSWER_SECONDS_MAX)
     work.count_deaths()
     end_coordinator(fleet)
     faults += leftovers(fleet.root)
-    seen = json.loads(witness.communicate(b"\n", timeout=30)[0])
+    seen = json.loads(witness.communicate(b"\n", timeout=ANSWER_SECONDS_MAX)[0])
     faults += [f"two trainers on one run: {each}" for each in seen["violations"]]
     tally.kills += work.kills
     tally.attempts += len(list(fleet.host_root.glob("runs/*/attempts/*")))

@@ -7,6 +7,7 @@ history, no temporary left, and while it lasts a word of it where a person looks
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -40,7 +41,8 @@ from fleetd.wire import encode
 from policies.facts import MIB, RunState, SignalTarget
 from policies.lifecycle import SETTLED
 
-STORY_SECONDS_MAX = 180.0
+STORY_SECONDS_MAX = 240.0
+ANSWER_SECONDS_MAX = 60.0
 LOOK_SECONDS = 0.1
 TELL_SECONDS = 1.2
 """A trouble that is over before the next tick and the next look need not be seen."""
@@ -49,7 +51,6 @@ SWEEP_SECONDS = 3.0
 STEPS, EVERY, PACE_SECONDS = 12, 4, 0.3
 """A trainer that lives longer than whatever could be done to it by mistake waits for."""
 LAUNCHES_MAX = 5
-ASKS_MAX = 5
 SUPERVISE = "import sys; from pathlib import Path; from fleetd.host.launch import start_supervisor; start_supervisor(Path(sys.argv[1]))"
 ENSURE = "import sys; from pathlib import Path; from fleetd.coordinator.daemon import ensure_running; ensure_running(Path(sys.argv[1]))"
 PROGRAM = "import time\nfor step in range(5):\n    print('step', step, flush=True)\n    time.sleep(0.1)\n"
@@ -77,6 +78,7 @@ def host_story(folder: Path, plan: Plan) -> Outcome:
     run, tap, told = HostRun(folder, spec_for(f"{STEPS}", f"{PACE_SECONDS}", f"every={EVERY}")).create(), Tap(folder, plan), set[str]()
     end_seconds, free_since_seconds, shown_seconds = time.monotonic() + STORY_SECONDS_MAX, None, None
     faults: list[str] = []
+    tap.is_awaited = lambda: bool(_silence(tap, set(told), "supervisor", run.paths.journal.name, shown_seconds, time.monotonic()))
     try:
         tap.run([sys.executable, "-c", SUPERVISE, str(run.paths.root)], dict(os.environ))
         while (seen := run.seen()) is None or seen.state not in SETTLED or rundir.is_locked(run.paths.lock):
@@ -139,6 +141,7 @@ def coordinator_story(folder: Path, plan: Plan, releases: Path | None = None, ke
         place.mkdir(mode=0o700)
         shutil.copytree(releases / place.name, place / "releases", copy_function=os.link)
     tap, eyes = Tap(folder, plan), Eyes(state)
+    tap.is_awaited = lambda: bool(_silence(tap, _told(eyes.seen), "coordinator", "journal.db", eyes.shown_seconds, eyes.seen_seconds))
     try:
         _start_coordinator(state, tap, faults)
         eyes.start()
@@ -192,7 +195,8 @@ def _start_coordinator(state: Path, tap: Tap, faults: list[str]) -> None:
 def _end_coordinator(folder: Path) -> None:
     for animal in animals(folder):
         if animal.role == "coordinator":
-            os.kill(animal.pid, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(animal.pid, signal.SIGTERM)
 
 
 class Eyes(threading.Thread):
@@ -233,7 +237,8 @@ class Eyes(threading.Thread):
 
 def _answer(state: Path, path: str) -> dict[str, Any]:
     """A full disk silences no coordinator; a busy machine may for a moment."""
-    for _ in range(ASKS_MAX):
+    end_seconds = time.monotonic() + ANSWER_SECONDS_MAX
+    while time.monotonic() < end_seconds:
         if (found := ask(state, path)) is not None:
             return found
         time.sleep(LOOK_SECONDS)
@@ -281,8 +286,11 @@ def _campaign_faults(state: Path, host: Path, documents: list[dict[str, Any]], t
     for document in documents:
         if document["events"] != last["events"][: len(document["events"])]:
             faults.append("an event that had been shown was changed or lost")
-    told = {text for document in documents for text in (document["coordinator"]["journal"], document["verdict"]["text"])}
-    return faults + _silence(tap, told - {"ok"}, "coordinator", "journal.db", eyes.shown_seconds, eyes.seen_seconds)
+    return faults + _silence(tap, _told(documents), "coordinator", "journal.db", eyes.shown_seconds, eyes.seen_seconds)
+
+
+def _told(documents: list[dict[str, Any]]) -> set[str]:
+    return {text for document in documents for text in (document["coordinator"]["journal"], document["verdict"]["text"])} - {"ok"}
 
 
 def _replay_faults(state: Path, last: dict[str, Any]) -> list[str]:

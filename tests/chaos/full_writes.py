@@ -29,6 +29,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,8 +38,11 @@ sys.path[:0] = [str(Path(__file__).parent)]
 
 from zoo import role_of
 
-FULL_SECONDS = 2.5
+FULL_SECONDS, FULL_SECONDS_MAX = 2.5, 30.0
+"""How long a disk stays full, and how long where somebody has yet to say so: a machine that stood still says it later."""
 SHORT_SECONDS = 1.0
+LOOK_SECONDS = 0.2
+START_SECONDS_MAX, LEAVE_SECONDS_MAX = 180.0, 90.0
 PATH_BYTES_MAX = 4096
 ROLES = ("coordinator", "agent", "supervisor", "shim")
 
@@ -95,6 +99,10 @@ class Call:
         return f"{self.role} {self.number}: {self.call} {self.name}"
 
 
+def _nobody() -> bool:
+    return False
+
+
 @dataclass
 class Tap:
     """Starts a command whose whole family is asked about its writes below `root`, and answers as the plan says, on a thread of its own."""
@@ -105,6 +113,9 @@ class Tap:
     full_until_seconds: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
+    is_awaited: Callable[[], bool] = _nobody
+    """Whether somebody has yet to say that the disk is full."""
+    _full_at_seconds: float = 0.0
     _short_pid: int = 0
     _listener: int = -1
     _thread: threading.Thread | None = None
@@ -113,11 +124,7 @@ class Tap:
     def refused(self) -> list[Call]:
         return [call for call in self.calls if call.is_refused]
 
-    @property
-    def is_full(self) -> bool:
-        return time.monotonic() < self.full_until_seconds
-
-    def run(self, argv: list[str], environment: dict[str, str], seconds: float = 60.0) -> subprocess.CompletedProcess[bytes]:
+    def run(self, argv: list[str], environment: dict[str, str], seconds: float = START_SECONDS_MAX) -> subprocess.CompletedProcess[bytes]:
         """Run `argv` under the filter to its end; what it leaves running is answered on. Once for each Tap."""
         assert self._thread is None
         ours, theirs = socket.socketpair()
@@ -139,11 +146,11 @@ class Tap:
     def is_new(self) -> bool:
         return self._thread is None
 
-    def run_freely(self, argv: list[str], environment: dict[str, str], seconds: float = 60.0) -> subprocess.CompletedProcess[bytes]:
+    def run_freely(self, argv: list[str], environment: dict[str, str], seconds: float = START_SECONDS_MAX) -> subprocess.CompletedProcess[bytes]:
         """Run `argv` without a filter: what a person does again after its one write was refused."""
         return subprocess.run(argv, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False)
 
-    def close(self, seconds: float = 20.0) -> None:
+    def close(self, seconds: float = LEAVE_SECONDS_MAX) -> None:
         """Once the last process below the filter is gone. AssertionError when one is left."""
         if self._thread is not None:
             self._thread.join(seconds)
@@ -197,11 +204,14 @@ class Tap:
     def _verdict(self, thread: int, call: str, arguments: list[int], *, is_the_one: bool) -> tuple[int, int]:
         mode, now = self.plan.mode, time.monotonic()
         if is_the_one:
+            self._full_at_seconds = now
             self.full_until_seconds = now + {"once": 0.0, "short": SHORT_SECONDS, "full": FULL_SECONDS}[mode]
             self._short_pid = thread
             if mode == "short" and call in ("write", "pwrite64") and arguments[2] >= 2:
                 return _write_half(thread, call, arguments), 0
             return 0, errno.ENOSPC
+        if mode == "full" and self.full_until_seconds <= now < self._full_at_seconds + FULL_SECONDS_MAX and self.is_awaited():
+            self.full_until_seconds = now + LOOK_SECONDS
         if now >= self.full_until_seconds or (mode == "short" and thread != self._short_pid):
             return 0, 0
         return (0, errno.ENOSPC) if _needs_room(thread, call, arguments) else (0, 0)

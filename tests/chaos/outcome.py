@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from live_fleet import Fleet
@@ -18,7 +19,7 @@ from fleetd.host.rundir import newest_attempt
 from fleetd.paths import RunPaths
 
 TEMPORARY = re.compile(r"^\.tmp-|^\.trash-|\.tmp$|\.tmp-\d+$")
-LEAVE_SECONDS_MAX = 20.0
+LEAVE_SECONDS_MAX = 90.0
 
 
 def trainings(host_root: Path, kind: str = "train") -> dict[str, Path]:
@@ -87,9 +88,15 @@ def leftovers(root: Path, seconds: float = LEAVE_SECONDS_MAX) -> list[str]:
     found = [f"process {each.pid} ({each.role} of {each.run})" for each in living]
     found += [f"lock on {path}" for path in _held_locks(root)]
     found += [f"cgroup {path}" for path in cgroups_of(root)]
-    found += [f"temporary {path.relative_to(root)}" for path in sorted(root.rglob("*")) if TEMPORARY.search(path.name)]
-    found += [f"socket {path}" for path in root.rglob("*.sock")]
+    found += [f"temporary {path.relative_to(root)}" for path in sorted(_everything(root)) if TEMPORARY.search(path.name)]
+    found += [f"socket {path}" for path in _everything(root) if path.suffix == ".sock"]
     return found
+
+
+def _everything(root: Path) -> Iterator[Path]:
+    """Files and folders below; what goes while it is looked at is no fault, as it is for `rglob`."""
+    for folder, folders, files in os.walk(root):
+        yield from (Path(folder, name) for name in (*folders, *files))
 
 
 def cgroups_of(root: Path) -> list[str]:
@@ -110,10 +117,17 @@ def _held_locks(root: Path) -> list[Path]:
     """Files of the installation that /proc/locks names, by device and inode: on two small file systems equal inodes are no rarity."""
     with open("/proc/locks", encoding="ascii") as file:
         held = {line.split()[-3] for line in file if "->" not in line}
-    return [path for path in root.rglob("*lock*") if path.is_file() and _place_of(path.stat()) in held]
+    return [path for path in _everything(root) if "lock" in path.name and _place_of(path) in held]
 
 
-def _place_of(stat: os.stat_result) -> str:
+def _place_of(path: Path) -> str:
+    """As /proc/locks has it; empty for what is no file, or none any more."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return ""
+    if not S_ISREG(stat.st_mode):
+        return ""
     return f"{os.major(stat.st_dev):02x}:{os.minor(stat.st_dev):02x}:{stat.st_ino}"
 
 

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import chaos
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
 
 
 def test_twenty_kills_anywhere_change_no_weight_and_leave_nothing_behind(capfd: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import full_writes
 from full_stories import Outcome, Story, coordinator_story, host_story, start_story
 from full_trainings import STRIDES
 from full_writes import Plan, Tap
@@ -51,6 +52,7 @@ rundir.create_run(RunPaths(Path(sys.argv[4])), spec, {"schema": 1}, want)
 """
 
 
+@pytest.mark.timeout(900)
 def test_one_write_or_another_finds_no_room_and_no_run_is_the_worse_for_it(tmp_path: Path) -> None:
     def tell(each: tuple[Story, Plan]) -> Outcome:
         story, plan = each
@@ -71,7 +73,11 @@ def test_one_write_or_another_finds_no_room_and_no_run_is_the_worse_for_it(tmp_p
     (Plan(role="shim", number=3, every=3), "4000 28 4000 28 4000 28 4000 28 100"),
     (Plan(role="supervisor", number=4), "4000 3000 4000 3000 4000 3000 4000 3000 100"),
 ])
-def test_the_tap_refuses_the_write_that_it_was_told_to_and_no_other(tmp_path: Path, plan: Plan, said: str) -> None:
+def test_the_tap_refuses_the_write_that_it_was_told_to_and_no_other(
+    tmp_path: Path, plan: Plan, said: str, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("SHORT_SECONDS", "FULL_SECONDS"):
+        monkeypatch.setattr(full_writes, name, 600.0)  # however long the writer needs
     tap, posing_as_shim = Tap(tmp_path, plan), ("/release/fleetd/host/__main__.py", "shim")
 
     done = tap.run([sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r})\n{WRITER}", *posing_as_shim], dict(os.environ))
