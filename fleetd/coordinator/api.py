@@ -42,7 +42,7 @@ from fleetd.paths import HostPaths, RunPaths
 from fleetd.wire import LINE_BYTES_MAX, WireError, decode, encode, loads
 from policies.errors import ExplainedError, FreezeRefused, HostUnreachable, NotFound, PlanInvalid, RequestRefused
 
-FIRST_TICK_SECONDS_MAX = 10.0
+FIRST_TICK_SECONDS_MAX = 25.0
 WISH_SECONDS_MAX = 25.0
 LAUNCH_SECONDS_MAX = 590.0
 """Registration reads all data once before a launch is answered."""

@@ -49,8 +49,8 @@ from policies.errors import EXIT_BUG, EXIT_OK, ExplainedError, JournalDamaged, f
 from policies.lifecycle import ACTIVE
 
 ENV_READY = "FLEETD_READY_FD"
-START_SECONDS_MAX = 30.0
-STOP_SECONDS_MAX = 30.0
+START_SECONDS_MAX, STOP_SECONDS_MAX = 120.0, 30.0
+"""A start that fails is told at once. One that takes its time may be on a disk that needs seconds for each sync."""
 LOCK_PATIENCE_SECONDS = 0.3
 ANSWER_SECONDS_MAX = 5.0
 ANSWER_LOOK_SECONDS = 0.1
