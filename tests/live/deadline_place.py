@@ -17,6 +17,7 @@ from live_fleet import Fleet, words_of
 
 from fleetd import clock
 
+KILL_SECONDS_MAX = 60.0
 DEAF_VALIDATION = 3
 DEAF_EVERY_STEPS = 20
 STOP = {"grace_floor": "5s", "grace_ceiling": "20s"}
@@ -49,7 +50,9 @@ class Place(Fleet):
             "environment": {"PYTHONPATH": str(Path(__file__).with_name("deaf_trainer")), "DEAF_FROM_VALIDATION": str(DEAF_VALIDATION)},
             "stop": STOP,
         }
-        candidates = {name_of(fault): deaf if fault == "deaf validation" else endless for fault in faults}
+        # A disk that stands still for a while must not use up what a stop may take.
+        stop = {"stop": {"grace_floor": "10s", "grace_ceiling": "20s"}}
+        candidates = {name_of(fault): {**stop, **(deaf if fault == "deaf validation" else endless)} for fault in faults}
         return self.plan("matrix", deadline=f"{seconds}s", candidates=candidates, hosts=self.hosts(), after_freeze={"evaluate": []})
 
     def hosts(self) -> dict[str, Any]:
@@ -81,7 +84,7 @@ def kill(pid: int) -> None:
     """SIGKILL, and wait until it is gone."""
     held = os.pidfd_open(pid)
     signal.pidfd_send_signal(held, signal.SIGKILL)
-    assert select.select([held], [], [], 10.0)[0], f"{pid} survives"
+    assert select.select([held], [], [], KILL_SECONDS_MAX)[0], f"{pid} survives"
     os.close(held)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from deadline_matrix import meet_deadline
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
 
 SECONDS = 60
 
