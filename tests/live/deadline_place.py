@@ -20,7 +20,8 @@ from fleetd import clock
 KILL_SECONDS_MAX = 60.0
 DEAF_VALIDATION = 3
 DEAF_EVERY_STEPS = 20
-STOP = {"grace_floor": "5s", "grace_ceiling": "20s"}
+STOP = {"grace_floor": "10s", "grace_ceiling": "20s"}
+"""A disk that stands still for a while must not use up what a stop may take."""
 DEAF_STEP = (DEAF_VALIDATION - 1) * DEAF_EVERY_STEPS
 """Step 0 is validated first."""
 _REVIVE = "import sys; from pathlib import Path; from fleetd.coordinator.daemon import ensure_running; ensure_running(Path(sys.argv[1]))"
@@ -50,9 +51,7 @@ class Place(Fleet):
             "environment": {"PYTHONPATH": str(Path(__file__).with_name("deaf_trainer")), "DEAF_FROM_VALIDATION": str(DEAF_VALIDATION)},
             "stop": STOP,
         }
-        # A disk that stands still for a while must not use up what a stop may take.
-        stop = {"stop": {"grace_floor": "10s", "grace_ceiling": "20s"}}
-        candidates = {name_of(fault): {**stop, **(deaf if fault == "deaf validation" else endless)} for fault in faults}
+        candidates = {name_of(fault): deaf if fault == "deaf validation" else endless for fault in faults}
         return self.plan("matrix", deadline=f"{seconds}s", candidates=candidates, hosts=self.hosts(), after_freeze={"evaluate": []})
 
     def hosts(self) -> dict[str, Any]:

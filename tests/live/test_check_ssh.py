@@ -34,7 +34,7 @@ def test_check_shows_hosts_alike_wherever_they_are_and_whoever_looks(fleet: Flee
     assert set(looked["looks"]) == {"box", "spark-a"} and set(looked["silent"]) == {"spark-b"}
     box, spark_a = looked["looks"]["box"], looked["looks"]["spark-a"]
     assert box["survey"]["machine"] == spark_a["survey"]["machine"] and box["caps"] == spark_a["caps"] and box["programs"] == spark_a["programs"]
-    assert box["skew_seconds"] is None and abs(spark_a["skew_seconds"]) < 10
+    assert box["skew_seconds"] is None and abs(spark_a["skew_seconds"]) < 600
     assert [each["host"] for each in looked["findings"] if each["refuses"]] == ["spark-b"]
     assert any("one machine" in each["title"] for each in looked["findings"])
     assert by_child.stderr.count("error:") == 1 and "127.0.0.1" in by_child.stderr

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from holds import Holds
 from live_fleet import Fleet, step_of, trainer_pid
 
 pytestmark = pytest.mark.live
@@ -38,7 +39,7 @@ def test_a_campaign_ends_with_one_frozen_choice_judged_on_data_that_was_held_bac
     assert "no selection is frozen yet" in refused.stderr
     assert "fix:" in refused.stderr
 
-    fleet("wait", campaign_id, "--timeout", "3m", seconds=200)
+    fleet("wait", campaign_id, "--timeout", "10m")
 
     campaign = fleet.campaign(campaign_id)
     directory = Path(campaign["directory"])
@@ -62,52 +63,63 @@ def test_reserved_data_is_on_no_host_before_the_freeze(fleet: Fleet) -> None:
     fleet.until(lambda document: any(step_of(run) > 10 for run in document["runs"]), "training")
 
     assert fleet.campaign(campaign_id)["frozen"] is None
-    assert list(fleet.host_root.rglob("train_009.bin"))
-    assert not list(fleet.host_root.rglob("test_000*"))
+    names = {name for _, _, names in os.walk(fleet.host_root) for name in names}
+    assert "train_009.bin" in names
+    assert not [name for name in names if name.startswith("test_000")]
 
 
 def test_a_run_that_was_stopped_three_times_and_killed_equals_one_that_never_was(fleet: Fleet) -> None:
     """Weights, moments and random states by their manifest, byte for byte, and every loss that was ever logged."""
-    steps, seed = 500, random.randrange(10**6)
+    steps, stops, killed_after, seed = 500, (70, 180, 310), 320, random.randrange(10**6)
     print(f"the kill's seed is {seed}")
-    candidates = {"one": {"training": {"steps": steps}}}
-    whole = fleet.launch(fleet.plan("whole", candidates=candidates, cadence=60))
-    stopped = fleet.launch(fleet.plan("stopped", candidates=candidates, cadence=60))
+    one, holds = {"training": {"steps": steps}}, Holds(fleet.root / "holds", *stops, killed_after)
+    whole = fleet.launch(fleet.plan("whole", candidates={"one": one}, cadence=60))
+    stopped = fleet.launch(fleet.plan("stopped", candidates={"one": {**one, "environment": holds.environment}}, cadence=60))
 
     def of(document: dict[str, Any], campaign_id: str) -> dict[str, Any]:
         return next(run for run in document["runs"] if run["campaign_id"] == campaign_id)
 
-    for least in (70, 180, 310):
-        fleet.until(lambda document, least=least: step_of(of(document, stopped)) >= least, "far enough to stop")
+    for step in stops:
+        fleet.until(lambda document, step=step: step_of(of(document, stopped)) >= step, "far enough to stop")
+        holds.let_go(step)  # so that it is asked anywhere, and before the next hold
         fleet("stop", stopped, "--graceful")
-        fleet("wait", stopped, "--timeout", "2m", expect=6, seconds=150)
+        fleet("wait", stopped, "--timeout", "10m", expect=6)
         run = of(fleet.status(), stopped)
         assert run["state"] == "stopped", run
         assert run["attempts_ended"][-1]["exit"]["exit_code"] == 10, f"{run['attempts_ended'][-1]}\n{fleet.logs()}"
         last = max(losses_by_step(fleet, run))
         assert final_checkpoint(fleet, run).name == f"step-{last:09d}", "a complete checkpoint at the step where it stopped"
         fleet("resume", stopped)
-    alive = fleet.until(lambda document: step_of(of(document, stopped)) >= 320 and of(document, stopped)["state"] == "running", "running again")
+    gone = trainer_pid(run)
+
+    def again(document: dict[str, Any]) -> bool:
+        run = of(document, stopped)
+        return run["state"] == "running" and step_of(run) >= killed_after and trainer_pid(run) not in (None, gone)
+
+    pid = trainer_pid(of(fleet.until(again, "running again"), stopped))
+    assert pid
+    holds.let_go(killed_after)
     time.sleep(random.Random(seed).uniform(0, 2))
     with contextlib.suppress(ProcessLookupError):
-        os.kill(trainer_pid(of(alive, stopped)) or 0, signal.SIGKILL)
-    fleet("wait", stopped, "--timeout", "3m", seconds=200)
-    fleet("wait", whole, "--timeout", "3m", seconds=200)
+        os.kill(pid, signal.SIGKILL)
+    fleet("wait", stopped, "--timeout", "10m")
+    fleet("wait", whole, "--timeout", "10m")
 
     runs = {run["campaign_id"]: run for run in fleet.status()["runs"] if run["kind"] == "train"}
-    once, again = runs[whole], runs[stopped]
+    once, often = runs[whole], runs[stopped]
     assert once["attempt"] == 1
-    assert again["attempt"] >= 4
-    assert final_checkpoint(fleet, once).name == final_checkpoint(fleet, again).name == f"step-{steps:09d}"
-    assert (final_checkpoint(fleet, once) / "manifest.json").read_bytes() == (final_checkpoint(fleet, again) / "manifest.json").read_bytes()
+    assert often["attempt"] >= 4
+    assert final_checkpoint(fleet, once).name == final_checkpoint(fleet, often).name == f"step-{steps:09d}"
+    assert (final_checkpoint(fleet, once) / "manifest.json").read_bytes() == (final_checkpoint(fleet, often) / "manifest.json").read_bytes()
     losses = losses_by_step(fleet, once)
-    assert {step: set(values) for step, values in losses_by_step(fleet, again).items()} == {step: set(values) for step, values in losses.items()}
+    assert {step: set(values) for step, values in losses_by_step(fleet, often).items()} == {step: set(values) for step, values in losses.items()}
     assert len(losses) == steps
     assert all(math.isfinite(value) for values in losses.values() for value in values)
 
 
 def test_one_changed_byte_in_a_prediction_file_costs_the_candidate_its_place(fleet: Fleet) -> None:
-    candidates = {"good": {"training": {"steps": 40}}, "touched": {"training": {"seed": 2, "steps": 400}}}
+    holds = Holds(fleet.root / "holds", 45)
+    candidates = {"good": {"training": {"steps": 40}}, "touched": {"training": {"seed": 2, "steps": 200}, "environment": holds.environment}}
     campaign_id = fleet.launch(fleet.plan(candidates=candidates, cadence=40))
     fleet.until(lambda document: any(run["candidate"] == "touched" and step_of(run) > 41 for run in document["runs"]), "one validation")
     path = fleet.run_dir(fleet.runs()["touched"]) / "predictions" / "validation" / "step-000000040.jsonl"
@@ -115,8 +127,9 @@ def test_one_changed_byte_in_a_prediction_file_costs_the_candidate_its_place(fle
     at = data.index(b'"nll":') + 7
     data[at] = ord("1") if data[at] != ord("1") else ord("2")
     path.write_bytes(bytes(data))
+    holds.let_go(45)
 
-    fleet("wait", campaign_id, "--timeout", "4m", seconds=260)
+    fleet("wait", campaign_id, "--timeout", "10m")
 
     table = fleet.campaign(campaign_id)["selection"]["table"]
     touched = [row for row in table if row["candidate"] == "touched"]

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from live_fleet import Fleet, step_of
@@ -51,9 +52,12 @@ def test_the_stop_procedure_leaves_a_checkpoint_at_the_step_and_its_undo_goes_on
     fleet(*stop, expect=0)
     fleet(*wait, expect=6)
 
-    run = fleet.runs()["one"]
-    assert (run["state"], run["attempts_ended"][-1]["exit"]["exit_code"]) == ("stopped", 10)
-    assert run["checkpoint_on_host"]["value"]["step"] == run["step"]["value"]
+    def is_told(document: dict[str, Any]) -> bool:
+        run = document["runs"][0]
+        return bool(run["checkpoint_on_host"]["value"]["step"] == run["step"]["value"])
+
+    run = fleet.until(is_told, "its last step is that of its checkpoint")["runs"][0]
+    assert (run["state"], run["attempts_ended"][-1]["exit"]["exit_code"]) == ("stopped", 10), f"{run}\n{fleet.logs()}"
     fleet("resume", "long", expect=0)
     fleet.until(lambda document: document["runs"][0]["attempt"] == 2 and step_of(document["runs"][0]) > run["step"]["value"], "it goes on")
     log = (fleet.run_dir(run) / "log.jsonl").read_text(encoding="utf-8").splitlines()

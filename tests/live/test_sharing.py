@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from holds import Holds
 from live_fleet import Fleet, step_of
 
 pytestmark = pytest.mark.live
 
 
 def test_the_second_campaign_waits_for_memory_and_says_for_what(fleet: Fleet) -> None:
-    first = fleet.launch(fleet.plan("first", capacity="3GiB", candidates={"one": {"training": {"steps": 800}}}))
+    holds = Holds(fleet.root / "holds", 15)
+    one = {"training": {"steps": 60}, "environment": holds.environment}
+    first = fleet.launch(fleet.plan("first", capacity="3GiB", candidates={"one": one}))
     fleet.until(lambda document: step_of(document["runs"][0]) > 5, "the first trains")
 
     second = fleet.launch(fleet.plan("second", capacity="3GiB", candidates={"two": {"training": {"steps": 10}}}))
@@ -21,10 +24,11 @@ def test_the_second_campaign_waits_for_memory_and_says_for_what(fleet: Fleet) ->
         return any(run["campaign_id"] == second and "GiB" in run["detail"] for run in document["runs"])
 
     waiting = fleet.until(explained, "the wait is explained")
+    holds.let_go(15)
     run = next(run for run in waiting["runs"] if run["campaign_id"] == second)
     assert run["state"] == "queued"
     assert first in run["detail"] or "one" in run["detail"]
-    fleet("wait", second, "--timeout", "4m", seconds=260)
+    fleet("wait", second, "--timeout", "10m")
     assert fleet.campaign(first)["stage"] in ("evaluated", "frozen", "selecting")
 
 
@@ -61,21 +65,23 @@ def test_a_command_of_the_user_is_supervised_stopped_and_reported_as_not_selecta
         "short": {"command": ["sh", "-c", "echo done"]},
         "ours": {"training": {"steps": 40}},
     }))
-    fleet.until(lambda document: {run["candidate"]: run["state"] for run in document["runs"]} | {"shell": "", "prints": ""} ==
-                {"shell": "", "prints": "", "short": "finished", "ours": "finished"}, "the short ones end")
-    runs = fleet.runs()
+    others = {"shell": "running", "prints": "running", "short": "finished", "ours": "finished"}
+    fleet.until(lambda document: {run["candidate"]: run["state"] for run in document["runs"]} == others, "the short ones end")
+    measured = fleet.until(lambda document: any(run["candidate"] == "prints" and run["memory"]["host_bytes"]["value"] for run in document["runs"]),
+                           "its memory was measured")
+    runs = {run["candidate"]: run for run in measured["runs"]}
     assert runs["shell"]["state"] == runs["prints"]["state"] == "running"
     assert "line 1" in fleet("logs", runs["prints"]["run_id"], "--tail", "5000").stdout
     assert isinstance(runs["shell"]["selectable"], str)
     assert runs["prints"]["memory"]["host_bytes"]["value"] > 0
 
     fleet("stop", campaign_id, "--graceful")
-    fleet("wait", campaign_id, "--timeout", "1m", expect=6)
+    fleet("wait", campaign_id, "--timeout", "10m", expect=6)
 
     after = fleet.runs()
     assert after["shell"]["state"] == after["prints"]["state"] == "stopped"
     assert "asked" in fleet("logs", after["shell"]["run_id"], "--tail", "20").stdout
-    assert after["prints"]["attempts_ended"][-1]["exit"]["signal"] == 15
+    assert after["prints"]["attempts_ended"][-1]["exit"]["signal"] == 15, f"{after['prints']}\n{fleet.logs()}"
 
 
 def test_a_damaged_shard_is_found_before_anything_starts(fleet: Fleet, tmp_path: Path) -> None:

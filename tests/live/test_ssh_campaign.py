@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from holds import Holds
 from live_fleet import Fleet
 from sshd import Sshd, fingerprint
 
@@ -31,11 +32,14 @@ def over_ssh(fleet: Fleet, host: Sshd, **changes: Any) -> dict[str, Any]:
 
 
 def test_a_training_over_ssh_is_supervised_copied_chosen_and_judged_though_its_connection_is_cut(fleet: Fleet, spark: Sshd) -> None:
-    campaign_id = fleet.launch(fleet.plan(hosts=over_ssh(fleet, spark), candidates={"one": {"training": {"steps": 40}}}))
-    fleet.until(lambda document: document["runs"] and document["runs"][0]["state"] == "running", "training over there")
-    assert spark.cut() > 0
+    holds = Holds(fleet.root / "holds", 25)
+    one = {"training": {"steps": 40}, "environment": holds.environment}
+    campaign_id = fleet.launch(fleet.plan(hosts=over_ssh(fleet, spark), candidates={"one": one}))
+    # There is a connection to cut but for a moment, after one was lost to a machine that stood still.
+    fleet.until(lambda document: document["runs"] and document["runs"][0]["state"] == "running" and spark.cut() > 0, "training over there, then cut")
+    holds.let_go(25)
 
-    fleet("wait", campaign_id, "--timeout", "3m", seconds=200)
+    fleet("wait", campaign_id, "--timeout", "10m")
 
     document = fleet.status()
     assert document["campaigns"][0]["stage"] == "evaluated"

@@ -128,11 +128,20 @@ def clear(ground: Ground) -> None:
         if name == ground.bridge or name.startswith(f"{ground.prefix}-"):
             subprocess.run(["ip", "link", "delete", name], stderr=subprocess.DEVNULL, check=False)  # a cable may go with its host meanwhile
     subprocess.run(["ip", "route", "delete", "unreachable", ground.subnet], stderr=subprocess.DEVNULL, check=False)
-    for depth in ("*", "*/*", "*/*/*", "*/*/*/*"):
-        for group in Path("/sys/fs/cgroup").glob(f"{depth}/{ground.prefix}-*"):
-            remove_groups(group)
+    for group in groups_of(ground):
+        remove_groups(group)
     if ground.folder.exists():
         shutil.rmtree(ground.folder)
+
+
+def groups_of(ground: Ground) -> list[Path]:
+    """Every cgroup that carries this number. No `glob`: that fails when a group of somebody else goes while it looks."""
+    found = []
+    for folder, groups, _ in os.walk("/sys/fs/cgroup"):
+        ours = [group for group in groups if group.startswith(f"{ground.prefix}-")]
+        found += [Path(folder, group) for group in ours]
+        groups[:] = [group for group in groups if group not in ours]
+    return found
 
 
 def remember(record: Path, pid: int) -> None:

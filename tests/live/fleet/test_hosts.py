@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from fleet.cable import Way
-from fleet.ground import Claim, Ground, NoNumber, clear_stale
+from fleet.ground import Claim, Ground, NoNumber, clear_stale, groups_of
 from fleet.host import can_connect
 from fleet.hosts import PROJECT, Hosts
 from fleet.install import USER_ID
@@ -34,7 +34,7 @@ def traces(ground: Ground) -> list[str]:
     """Everything on this machine that carries the number of a fleet."""
     links = [each.name for each in Path("/sys/class/net").iterdir() if each.name == ground.bridge or each.name.startswith(f"{ground.prefix}-")]
     routes = subprocess.run(["ip", "route"], capture_output=True, text=True, check=True).stdout.splitlines()
-    groups = [str(each) for depth in ("*", "*/*", "*/*/*") for each in Path("/sys/fs/cgroup").glob(f"{depth}/{ground.prefix}-*")]
+    groups = [str(each) for each in groups_of(ground)]
     mounts = [line for line in Path("/proc/mounts").read_text(encoding="utf-8").splitlines() if f"{ground.folder}/" in line]
     found = [*links, *(line for line in routes if ground.subnet in line), *groups, *mounts, *([str(ground.folder)] if ground.folder.exists() else [])]
     return found + processes_with(f"{ground.folder}/")
