@@ -24,12 +24,27 @@ class Asked:
     """The host's clock minus the coordinator's, half the round trip taken off. None on the coordinator's own machine."""
     skew_uncertainty_seconds: float = 0.0
     uses_accelerator: bool = False
+    asker: str | None = None
+    """The coordinator that asks; empty where it has no id yet. None: the host has just obeyed it."""
 
 
 def findings(asked: Asked, survey: HostSurvey) -> tuple[Finding, ...]:
     """Everything to be said of one host, refusals first."""
-    found = (*_root(asked, survey), *_clock(asked, survey), *_sessions(asked, survey), *_reboots(asked, survey), *_accelerators(asked, survey))
+    rules = (_owner, _root, _clock, _sessions, _reboots, _accelerators)
+    found = [finding for rule in rules for finding in rule(asked, survey)]
     return tuple(sorted(found, key=lambda each: not each.refuses))
+
+
+def _owner(asked: Asked, survey: HostSurvey) -> tuple[Finding, ...]:
+    """Whether its agent would obey the one who asks: what a launch would run into."""
+    if survey.owner_fault is not None:
+        fix = f"look at owner.json below {survey.root}; once you know that no other coordinator uses this root, remove it"
+        return (_refuse(asked.host, "the record of this host's owner is damaged", survey.owner_fault, fix),)
+    if asked.asker is None or survey.owner in (None, asked.asker):
+        return ()
+    what = f"{survey.root} obeys {survey.owner}; this coordinator is {asked.asker or 'a new one'}"
+    fix = f"fleetd takeover {asked.host} --plan PLAN   (once you know that the other one is gone for good), or give the plan another root there"
+    return (_refuse(asked.host, "this host belongs to another coordinator", what, fix),)
 
 
 def same_machine(surveys: dict[str, HostSurvey], capacities: dict[str, int | None]) -> tuple[Finding, ...]:

@@ -51,6 +51,10 @@ class HostSurvey:
     root: str
     root_fault: str | None
     """Why the root can't be used; None when a file could be made and synced there."""
+    owner: str | None = None
+    """The coordinator whose orders this root obeys; None: nobody's yet."""
+    owner_fault: str | None = None
+    """Why nobody can say whose it is."""
     disk_free_bytes: int | None
     cleaner: str | None
     """The rule that removes old files where the root lies, such as systemd-tmpfiles on /tmp."""

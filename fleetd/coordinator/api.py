@@ -191,7 +191,9 @@ class Api:
             plan = decode(Plan, body.get("plan"))
         except WireError as fault:
             raise RequestRefused("the plan can't be checked", where="plan", what=str(fault), fix="use the same release here") from fault
-        found: dict[str, Any] = encode(check_hosts(plan, own_python=sys.executable, releases=self._releases))
+        found: dict[str, Any] = encode(
+            check_hosts(plan, own_python=sys.executable, releases=self._releases, coordinator_id=self._daemon.id),
+        )
         return found
 
     def _report(self, request: Request, body: dict[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from fleetd.coordinator.releases import Releases
 from fleetd.coordinator.ssh_courier import SshCourier
 from fleetd.coordinator.ssh_road import SshRoad
 from fleetd.coordinator.staging import source_faults
+from fleetd.files import read_record
 from fleetd.model import Owner
 from fleetd.paths import StatePaths, state_root
 from fleetd.wire import LINE_BYTES_MAX, WireError, decode, dumps, loads
@@ -33,7 +34,7 @@ NOBODY = Owner(coordinator_id="check", generation=0)
 """Never told to a host: a look needs no owner."""
 
 
-def check_hosts(plan: Plan, *, own_python: str, releases: Releases) -> Preflight:
+def check_hosts(plan: Plan, *, own_python: str, releases: Releases, coordinator_id: str) -> Preflight:
     """Every host side by side; one that can't be looked at is a finding, and the others are looked at all the same."""
     def look(host: HostPlan) -> HostLook | ExplainedError:
         try:
@@ -50,7 +51,8 @@ def check_hosts(plan: Plan, *, own_python: str, releases: Releases) -> Preflight
     data = tuple(Finding(host="", refuses=True, title=each.title, what=f"{each.where}: {each.what}", fix=each.fix) for each in source_faults(plan))
     unseen = tuple(Finding(host=name, refuses=True, title=each.title, what=each.what, fix=each.fix) for name, each in faults.items())
     silent = {name: each.to_json() for name, each in faults.items()}
-    return Preflight(at=clock.read().now, parity=parity_of(plan), looks=looks, findings=(*data, *unseen, *judge(plan, looks)), silent=silent)
+    judged = judge(plan, looks, coordinator_id)
+    return Preflight(at=clock.read().now, parity=parity_of(plan), looks=looks, findings=(*data, *unseen, *judged), silent=silent)
 
 
 def _look_here(plan: Plan, host: HostPlan, own_python: str, releases: Releases) -> HostLook:
@@ -71,6 +73,14 @@ def _look_there(plan: Plan, host: HostPlan, own_python: str, releases: Releases)
         road.drop()
 
 
+def own_id(paths: StatePaths) -> str:
+    """As hosts know the coordinator of this state directory; empty before its first start, or where it can't be read."""
+    try:
+        return str(read_record(paths.identity)["coordinator_id"])
+    except (OSError, WireError, KeyError):
+        return ""
+
+
 def main() -> int:
     """A plan as JSON on standard input, a Preflight on standard output. What can't be understood is our own mistake."""
     try:
@@ -80,7 +90,7 @@ def main() -> int:
         return 2
     with tempfile.TemporaryDirectory(prefix="fleetd-check-") as folder:
         releases = Releases(StatePaths(Path(folder)), wheels=StatePaths(state_root()).wheels)
-        print(dumps(check_hosts(plan, own_python=sys.executable, releases=releases)))
+        print(dumps(check_hosts(plan, own_python=sys.executable, releases=releases, coordinator_id=own_id(StatePaths(state_root())))))
     return 0
 
 

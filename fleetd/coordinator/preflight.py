@@ -143,8 +143,8 @@ def _interpreter(plan: Plan, host: HostPlan, own_python: str, prepared: Prepared
     return environment_python(host.root, prepared.name) if prepared is not None and prepared.mark is not None else None
 
 
-def judge(plan: Plan, looks: dict[str, HostLook]) -> tuple[Finding, ...]:
-    """Everything to be said of the hosts, refusals first."""
+def judge(plan: Plan, looks: dict[str, HostLook], asker: str | None = None) -> tuple[Finding, ...]:
+    """Everything to be said of the hosts, refusals first. `asker` as in `policies.preflight.Asked`."""
     surveys = {name: look.survey for name, look in looks.items()}
     pythons = {name: look.python for name, look in looks.items() if look.python is not None}
     found: list[Finding] = list(same_machine(surveys, {host.name: host.capacity_bytes for host in plan.hosts}))
@@ -152,7 +152,7 @@ def judge(plan: Plan, looks: dict[str, HostLook]) -> tuple[Finding, ...]:
         host = _host(plan, name)
         found += findings(Asked(
             host=name, transport=host.transport, skew_seconds=look.skew_seconds, skew_uncertainty_seconds=look.skew_uncertainty_seconds,
-            uses_accelerator=bool(look.survey.accelerators),
+            uses_accelerator=bool(look.survey.accelerators), asker=asker,
         ), look.survey)
         if look.python is not None:
             found += python_findings(name, "python", look.python, repair=None if look.environment is None else _repair(host, look.environment))

@@ -29,11 +29,13 @@ from typing import Any
 from fleetd import clock
 from fleetd.host import cradle, devices, means, meters, workloads
 from fleetd.host.environment_use import built
+from fleetd.host.ownership import read_owner
 from fleetd.host.processes import boot_id
 from fleetd.host.trusted_time import is_synchronised
 from fleetd.model import CapPart
 from fleetd.paths import HostPaths
 from fleetd.wire import decode, dumps
+from policies.errors import ExplainedError
 from policies.facts import ENV_RUN_DIR, CapGrade
 from policies.surveys import AcceleratorUser, HostSurvey, ProgramAsked, ProgramSurvey, PythonSurvey, SessionTraps
 from policies.workloads import Workload
@@ -49,11 +51,12 @@ def look(root: Path) -> HostSurvey:
     """Everything that can be seen without asking anybody's permission."""
     moment = clock.read()
     accelerators, driver = devices.names(), devices.driver_version()
-    cap = cradle.host_part(root)
+    cap, (owner, owner_fault) = cradle.host_part(root), _owner(root)
     return HostSurvey(
         machine=_machine(), hostname=platform.node(), boot_id=boot_id(), kernel=platform.release(), architecture=platform.machine(),
         now=moment.now, utc_offset_seconds=time.localtime().tm_gmtoff, clock_synchronised=is_synchronised(),
         memory_total_bytes=meters.total_bytes(), memory_available_bytes=meters.available_bytes(), root=str(root), root_fault=_root_fault(root),
+        owner=owner, owner_fault=owner_fault,
         disk_free_bytes=meters.disk_free_bytes(_existing(root)),
         cleaner=_cleaner(root), cap_grade=cap.grade.value, cap_means=cap.means, accelerators=accelerators,
         driver=driver, accelerator_users=_accelerator_users(root), traps=_traps(), reboot_pending=_reboot_pending(),
@@ -97,6 +100,17 @@ def _root_fault(root: Path) -> str | None:
     except OSError as fault:
         return f"{place}: {fault.strerror}"
     return None
+
+
+def _owner(root: Path) -> tuple[str | None, str | None]:
+    """Whose orders the root obeys, or why that can't be said."""
+    try:
+        owner = read_owner(HostPaths(root))
+    except NotADirectoryError:
+        return None, None  # told as what is wrong with the root
+    except (ExplainedError, OSError) as fault:
+        return None, fault.what if isinstance(fault, ExplainedError) else str(fault)
+    return None if owner is None else owner.coordinator_id, None
 
 
 def _existing(root: Path) -> Path:

@@ -13,12 +13,14 @@ from virtual_fleet import START, candidate, plan
 
 from fleetd.campaign import DataRole, EnvironmentPlan, HostPlan, Plan
 from fleetd.contents import LFS_POINTER
-from fleetd.coordinator.check import check_hosts
+from fleetd.coordinator.check import check_hosts, own_id
 from fleetd.coordinator.needs import trainer_modules, weight_count
 from fleetd.coordinator.preflight import Preflight
 from fleetd.coordinator.releases import Releases
 from fleetd.environments import MARK, EnvironmentMark
 from fleetd.files import write_record
+from fleetd.host import ownership
+from fleetd.model import Owner
 from fleetd.paths import HostPaths, StatePaths
 from fleetd.screens import layout
 from fleetd.screens.host_checks import host_rows
@@ -42,8 +44,8 @@ def asked(*hosts: HostPlan, command: tuple[str, ...] = ("echo",), **changes: obj
     return replace(plan(one, hosts=hosts, data=(), parity="off"), after_freeze=replace(plan().after_freeze, evaluate=()))
 
 
-def looked(releases: Releases, what: Plan) -> Preflight:
-    return check_hosts(what, own_python=sys.executable, releases=releases)
+def looked(releases: Releases, what: Plan, own_id: str = "k1") -> Preflight:
+    return check_hosts(what, own_python=sys.executable, releases=releases, coordinator_id=own_id)
 
 
 def refused(releases: Releases, what: Plan) -> Finding:
@@ -71,6 +73,24 @@ def test_what_would_keep_a_host_from_it_is_named(
 ) -> None:
     found = refused(releases, asked(local(tmp_path, **host), **change))  # type: ignore[arg-type]
     assert found.title == title and what in found.what
+
+
+def test_a_host_that_obeys_another_coordinator_is_named_before_a_launch_runs_into_it(releases: Releases, tmp_path: Path) -> None:
+    host = local(tmp_path)
+    ownership.claim(HostPaths(Path(host.root)), Owner(coordinator_id="k1", generation=3))
+    assert looked(releases, asked(host), own_id="k1").refusals == ()
+    for other in ("k2", ""):
+        (found,) = looked(releases, asked(host), own_id=other).refusals
+        assert found.title == "this host belongs to another coordinator" and "obeys k1" in found.what and "fleetd takeover box" in found.fix
+    HostPaths(Path(host.root)).owner.write_text("{", encoding="utf-8")
+    assert refused(releases, asked(host)).title == "the record of this host's owner is damaged"
+
+
+def test_a_coordinator_knows_itself_as_hosts_do_before_and_after_its_first_start(tmp_path: Path) -> None:
+    paths = StatePaths(tmp_path)
+    before = own_id(paths)
+    write_record(paths.identity, {"schema": 1, "coordinator_id": "k1", "generation": 1})
+    assert (before, own_id(paths)) == ("", "k1")
 
 
 def test_a_file_in_the_way_and_a_program_that_is_not_executable_are_named(releases: Releases, tmp_path: Path) -> None:
