@@ -105,7 +105,7 @@ def living_shim(paths: RunPaths, attempt: int = 1, *, before: tuple[str, ...] = 
         shim.communicate()
         if record is not None:
             tree.kill_tree(record.token, None, record.cgroup, None)
-            assert cgroups.remove(cgroups.decode_group(record.cgroup))
+            wait_until(lambda: cgroups.remove(cgroups.decode_group(record.cgroup)), "the end of its cgroup")
 
 
 def executed(paths: RunPaths, attempt: int = 1) -> Callable[[], bool]:

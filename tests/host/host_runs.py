@@ -145,8 +145,7 @@ class HostRun:
     def kill_trainer(self, attempt: int = 1) -> None:
         record = rundir.read_attempt(self.paths, attempt)
         assert record is not None
-        assert not tree.kill_tree(record.token, record.session, record.cgroup, record.identity).remaining
-        assert cgroups.remove(cgroups.decode_group(record.cgroup))
+        end_tree(record)
 
     def clean(self) -> None:
         """End whatever of this run still lives: supervisor first, then shims, then the trees."""
@@ -160,9 +159,16 @@ class HostRun:
         for number in range(1, rundir.newest_attempt(self.paths) + 1):
             record = rundir.read_attempt(self.paths, number)
             if record is not None:
-                outcome = tree.kill_tree(record.token, record.session, record.cgroup, record.identity)
-                assert not outcome.remaining
-                assert cgroups.remove(cgroups.decode_group(record.cgroup))
+                end_tree(record)
+
+
+def end_tree(record: rundir.AttemptRecord) -> None:
+    """Until nothing of it lives and its cgroup is gone: who waits for a disk dies once that has answered."""
+    def is_gone() -> bool:
+        return not tree.kill_tree(record.token, record.session, record.cgroup, record.identity).remaining
+
+    wait_for(is_gone, WAIT_SECONDS, lambda: f"it survives: {record.identity}")
+    wait_for(lambda: cgroups.remove(cgroups.decode_group(record.cgroup)), WAIT_SECONDS, lambda: f"{record.cgroup} stays")
 
 
 def wait_for(what: Callable[[], T], seconds: float, explain: Callable[[], str]) -> T:
