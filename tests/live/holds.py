@@ -8,8 +8,8 @@ TRAINER = Path(__file__).with_name("held_trainer")
 
 
 class Holds:
-    """Steps at which a training waits once it has done them until it is let go, or asked to stop: each is a file in a folder. Every attempt
-    that comes to one waits there."""
+    """Steps at which a training waits once it has done them until it is let go, or asked to stop: each is a file in a folder. An attempt that
+    begins behind one waits after its first step."""
 
     def __init__(self, folder: Path, *steps: int) -> None:
         self._folder = folder

@@ -82,12 +82,12 @@ def test_the_cursor_stays_on_its_run_while_values_change_and_rows_come(coordinat
         table = main(pilot).query_one(RunTable)
         await until(pilot, lambda: table.row_count == 3)
         await pilot.press("j")
-        assert table.chosen() == LR_MID
+        await until(pilot, lambda: table.chosen() == LR_MID)
         coordinator.status = canned.document(runs=[canned.run("a-new"), canned.run("lr-high", step=canned.known(200)), canned.run("lr-mid")])
         await until(pilot, lambda: "200/400" in str(table.get_row_at(1)))
-        assert table.chosen() == LR_MID
+        await until(pilot, lambda: table.chosen() == LR_MID)
         await pilot.press("k")
-        assert table.chosen() == LR_HIGH
+        await until(pilot, lambda: table.chosen() == LR_HIGH)
 
     play(coordinator.root, story)
 
@@ -114,7 +114,7 @@ def test_enter_opens_every_detail_with_the_last_events(coordinator: FakeCoordina
         await until(pilot, lambda: "run_moved lr-high to running: first step seen" in " ".join(shown(pilot, "#about").split()))
         assert "cgroup: E enforced" in shown(pilot, "#about")
         await pilot.press("escape")
-        assert "cgroup:" not in shown(pilot, "#about")
+        await until(pilot, lambda: "cgroup:" not in shown(pilot, "#about"))
 
     play(coordinator.root, story)
 
@@ -127,11 +127,13 @@ def test_a_stop_is_asked_first_and_done_only_on_yes(coordinator: FakeCoordinator
         await until(pilot, lambda: main(pilot).query_one(RunTable).row_count == 3)
         for no in ("n", "escape"):
             await pilot.press("s")
-            assert isinstance(pilot.app.screen, Ask)
+            await until(pilot, lambda: isinstance(pilot.app.screen, Ask))
             await pilot.press(no)
-            assert not isinstance(pilot.app.screen, Ask)
+            await until(pilot, lambda: not isinstance(pilot.app.screen, Ask))
         assert coordinator.asked == []
-        await pilot.press("s", "y")
+        await pilot.press("s")
+        await until(pilot, lambda: isinstance(pilot.app.screen, Ask))
+        await pilot.press("y")
         await until(pilot, lambda: len(coordinator.asked) == 1)
 
     play(coordinator.root, story)
@@ -168,7 +170,7 @@ def test_it_stays_usable_and_says_blind_when_the_coordinator_dies_and_recovers(c
         await asyncio.to_thread(coordinator.stop)
         await until(pilot, lambda: shown(pilot, "#verdict").startswith("BLIND: no coordinator is running here; what you see is "))
         await pilot.press("j")
-        assert main(pilot).query_one(RunTable).chosen() == LR_MID
+        await until(pilot, lambda: main(pilot).query_one(RunTable).chosen() == LR_MID)
         await until(pilot, lambda: "~5.402" in str(main(pilot).query_one(RunTable).get_row_at(1)))
         await asyncio.to_thread(coordinator.start)
         await until(pilot, lambda: shown(pilot, "#verdict").startswith("OK"))
@@ -184,7 +186,7 @@ def test_a_coordinator_that_hangs_does_not_hang_the_keys(coordinator: FakeCoordi
         coordinator.hold.clear()
         arrived, began = coordinator.arrived, time.monotonic()
         await pilot.press("j", "question_mark")
-        assert isinstance(pilot.app.screen, Help)
+        await until(pilot, lambda: isinstance(pilot.app.screen, Help))
         await pilot.press("escape")
         await until(pilot, lambda: shown(pilot, "#verdict").startswith("BLIND"))
         one_after_the_other = 2 + (time.monotonic() - began) / ANSWER_SECONDS
@@ -211,7 +213,7 @@ def test_the_log_of_a_run_is_a_key_away_and_tab_changes_the_stream(coordinator: 
         await pilot.press("tab", "tab")
         await until(pilot, lambda: lines(pilot) == ["watching"])
         await pilot.press("q")
-        assert isinstance(pilot.app.screen, FleetScreen)
+        await until(pilot, lambda: isinstance(pilot.app.screen, FleetScreen))
 
     play(coordinator.root, story)
 
@@ -221,6 +223,6 @@ def test_one_target_shows_only_its_runs(coordinator: FakeCoordinator) -> None:
 
     async def story(pilot: Pilot[Any]) -> None:
         await until(pilot, lambda: main(pilot).query_one(RunTable).row_count == 1)
-        assert main(pilot).query_one(RunTable).chosen() == LR_MID
+        await until(pilot, lambda: main(pilot).query_one(RunTable).chosen() == LR_MID)
 
     play(coordinator.root, story, target="lr-mid", size=(80, 24))

@@ -1,5 +1,5 @@
-"""Loaded by a trainer that a live test holds, before anything else (PYTHONPATH of its plan): once it has logged a step at which it is held
-it waits there until it is let go or asked to stop. `holds.py` says where that is.
+"""Loaded by a trainer that a live test holds, before anything else (PYTHONPATH of its plan): once it has logged a step at which it is held,
+or one after it, it waits there until it is let go or asked to stop. `holds.py` says where that is.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ if os.environ.get("HOLDS") and "trainer" in sys.orig_argv:
 
     def _log_and_wait(records: Any, **record: Any) -> None:
         _log(records, **record)
-        held = f"{os.environ['HOLDS']}/{record.get('step')}"
-        while "loss" in record and os.path.exists(held) and not _is_asked:
+        while "loss" in record and not _is_asked and any(int(held) <= record["step"] for held in os.listdir(os.environ["HOLDS"])):
             time.sleep(0.02)
 
     def _hear_and_go_on(stop: Any, *arguments: Any) -> None:
