@@ -91,16 +91,16 @@ def ensure_running(state_root: Path) -> tuple[int, bool]:
     pid = answering_pid(paths)
     if pid is not None:
         return pid, False
-    told = _start_detached(paths)
-    if "error" not in told:
-        return int(told["pid"]), True
-    deadline = time.monotonic() + START_SECONDS_MAX
-    while told["error"] == AlreadyRunning.__name__ and time.monotonic() < deadline:
+    told, deadline = _start_detached(paths), time.monotonic() + START_SECONDS_MAX
+    while told.get("error") == AlreadyRunning.__name__ and time.monotonic() < deadline:
         pid = answering_pid(paths)  # somebody else was starting one at the same moment
         if pid is not None:
             return pid, False
         time.sleep(0.1)
-    raise from_json(told)
+        told = told if _is_held(paths) else _start_detached(paths)  # whoever held the lock was only just ending
+    if "error" in told:
+        raise from_json(told)
+    return int(told["pid"]), True
 
 
 def stop_running(state_root: Path) -> int | None:

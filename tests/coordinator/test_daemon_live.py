@@ -15,6 +15,7 @@ import psutil
 import pytest
 from live_coordinator import WAIT_SECONDS_MAX, Coordinator, lives
 
+from fleetd.coordinator import daemon
 from fleetd.coordinator.daemon import AlreadyRunning, ensure_running, run_foreground
 from fleetd.journal import Journal
 from fleetd.paths import StatePaths
@@ -125,6 +126,25 @@ def test_only_one_coordinator_has_a_state_directory(coordinator: Coordinator) ->
     assert second.returncode == 1
     assert second.stderr.startswith("error: a coordinator is running here already\n  where: ")
     assert f"pid {pid} holds" in second.stderr and "fleetd daemon stop" in second.stderr
+
+
+def test_a_start_waits_for_a_coordinator_that_is_just_ending(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed process holds its lock until the machine has come to it: here until a start has found it held."""
+    coordinator.paths.root.mkdir()
+    holds = "import fcntl, sys, time; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX); print(flush=True); time.sleep(3600)"
+    looks, look = list[StatePaths](), daemon.answering_pid
+    with subprocess.Popen([sys.executable, "-c", holds, str(coordinator.paths.lock)], stdout=subprocess.PIPE) as ending:
+        assert ending.stdout is not None and ending.stdout.readline()
+
+        def look_and_let_go(paths: StatePaths) -> int | None:
+            looks.append(paths)
+            if len(looks) == 2:
+                ending.kill()
+            return look(paths)
+
+        monkeypatch.setattr(daemon, "answering_pid", look_and_let_go)
+        coordinator.start()
+    assert len(looks) >= 2 and coordinator.status()["coordinator"]["pid"] == coordinator.pids[-1]
 
 
 def test_a_damaged_journal_stops_the_start_and_keeps_its_bytes(coordinator: Coordinator) -> None:
