@@ -46,7 +46,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., HostRun]]:
 
 
 def test_a_run_goes_from_start_to_finished_and_tells_it_in_numbered_notices(start: Callable[..., HostRun]) -> None:
-    run = start("12", "0.05", "every=5")
+    run = start("12", "0.05", "every=5", "pause_at=7")
+    run.wait_state(RunState.RUNNING)  # a look that comes after all of a run finds it finished
+    run.go()
 
     seen = run.settle()
 
@@ -61,6 +63,7 @@ def test_a_run_goes_from_start_to_finished_and_tells_it_in_numbered_notices(star
 
 def test_a_crashed_trainer_is_started_again_from_its_newest_checkpoint_that_verifies(start: Callable[..., HostRun]) -> None:
     run = start("25", "0.05", "every=5", "pause_at=16", "crash_at=17")
+    run.wait_state(RunState.RUNNING)
     wait_for(lambda: (run.paths.checkpoints / "step-000000015").exists(), WAIT_SECONDS, run.log_text)
     (run.paths.checkpoints / "step-000000015" / "model.bin").write_bytes(b"not what the manifest says")
     run.go()
@@ -72,7 +75,9 @@ def test_a_crashed_trainer_is_started_again_from_its_newest_checkpoint_that_veri
     assert first["body"]["resume_step"] is None and second["body"]["resume_step"] == 10
     assert any("step-000000015" in refused for refused in second["body"]["refused"])
     assert any("step-000000015" in notice["body"]["text"] for notice in run.notices("alarm"))
-    assert run.moves() == ["starting", "running", "backoff", "starting", "running", "finished"]
+    moves = run.moves()
+    assert [move for move in moves if move != "running"] == ["starting", "backoff", "starting", "finished"]
+    assert moves[1] == "running", "and the second attempt is seen running, unless all of it goes by between two looks"
 
 
 def test_a_used_up_restart_budget_holds_the_run_until_a_person_wakes_it(start: Callable[..., HostRun]) -> None:
