@@ -26,6 +26,9 @@ from fleetd.paths import HostPaths
 from fleetd.wire import LINE_BYTES_MAX, WireError, dumps, encode, loads
 from policies.errors import ExplainedError, HostUnreachable, from_json
 
+ESTABLISH_SECONDS_MAX = 90.0
+"""What a new agent is given for its first answer, however little its caller would wait for a later one. It counts from its start: before that
+the release is put in place, whose many files are synced one by one, and a slow disk says nothing of whether the host answers."""
 END_SECONDS_MAX = 2.0
 """How long an agent may take to leave once its channel is closed."""
 READ_BYTES = 256 * 1024
@@ -55,8 +58,8 @@ class LocalSession:
         self._number = 0
 
     def call(self, order: str, body: dict[str, Any], timeout_seconds: float) -> dict[str, Any]:
-        deadline = time.monotonic() + timeout_seconds
-        process = self._agent()
+        process, is_fresh = self._agent()
+        deadline = time.monotonic() + (max(timeout_seconds, ESTABLISH_SECONDS_MAX) if is_fresh else timeout_seconds)
         self._number += 1
         line = dumps({"id": self._number, "order": order, "owner": encode(self._owner), "body": body}).encode() + b"\n"
         try:
@@ -74,9 +77,10 @@ class LocalSession:
     def close(self) -> None:
         self._end()
 
-    def _agent(self) -> subprocess.Popen[bytes]:
+    def _agent(self) -> tuple[subprocess.Popen[bytes], bool]:
+        """The living one, or a new one; and whether it is new."""
         if self._process is not None and self._process.poll() is None:
-            return self._process
+            return self._process, False
         self._end()
         release = self._stage(self.courier)
         root = Path(self._plan.root)
@@ -99,7 +103,7 @@ class LocalSession:
         os.set_blocking(self._process.stdout.fileno(), False)
         self._buffer = b""
         logs.changed("agent_started", host=self._plan.name, pid=self._process.pid, release=release[:12])
-        return self._process
+        return self._process, True
 
     def _turn_log(self, path: Path) -> None:
         """Begin a new agent.log when the old one is large; one older is kept."""

@@ -13,6 +13,7 @@ import pytest
 
 from fleetd.campaign import HostPlan
 from fleetd.coordinator import sessions
+from fleetd.coordinator.couriers import Courier
 from fleetd.coordinator.inbox import HostAnswer, HostTrouble, Inbox
 from fleetd.coordinator.links import HostLink
 from fleetd.coordinator.sessions import LocalSession
@@ -55,8 +56,8 @@ def make_session(tmp_path: Path) -> Iterator[Callable[[], LocalSession]]:
     (package / "__main__.py").write_text(f"FACTS = {FACTS}\n{textwrap.dedent(PROGRAM)}")
     made: list[LocalSession] = []
 
-    def make() -> LocalSession:
-        made.append(LocalSession(HostPlan(name="h", root=str(tmp_path)), OWNER, stage=lambda courier: "scripted"))
+    def make(stage: Callable[[Courier], str] = lambda courier: "scripted") -> LocalSession:
+        made.append(LocalSession(HostPlan(name="h", root=str(tmp_path)), OWNER, stage=stage))
         return made[-1]
 
     yield make
@@ -85,6 +86,15 @@ def test_an_agent_that_misbehaves_is_ended_and_the_next_call_has_a_new_one(make_
     assert session.call("pid", {}, CALL_SECONDS)["pid"] != before
 
 
+def test_a_slow_disk_below_a_new_release_is_no_silence_of_its_host(make_session: Callable[..., LocalSession]) -> None:
+    """The release is put in place before the agent starts, and nobody's time for an answer counts from before that."""
+    def stage_slowly(courier: Courier) -> str:
+        time.sleep(0.3)
+        return "scripted"
+
+    assert make_session(stage_slowly).call("pid", {}, 0.2)["pid"]
+
+
 def test_the_last_words_of_a_dead_agent_are_told(make_session: Callable[[], LocalSession], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "END_SECONDS_MAX", 60.0)
     with pytest.raises(HostUnreachable, match="exit status 3, the last words"):
@@ -108,6 +118,7 @@ def test_a_body_larger_than_a_pipe_goes_through_whole(make_session: Callable[[],
 
 def test_an_agent_that_takes_no_orders_does_not_hold_its_caller(make_session: Callable[[], LocalSession]) -> None:
     session = make_session()
+    session.call("pid", {}, CALL_SECONDS)
     with pytest.raises(HostUnreachable):
         session.call("stall", {"text": "x" * 1_000_000}, 0.5)
 
