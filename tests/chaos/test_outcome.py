@@ -14,6 +14,7 @@ import pytest
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).resolve().parents[1] / "live")]
 
 from outcome import leftovers  # noqa: E402 (found by path)
+from zoo import animals  # noqa: E402
 
 pytestmark = [pytest.mark.live, pytest.mark.skipif(os.geteuid() != 0, reason="mounts two small file systems")]
 
@@ -39,3 +40,15 @@ def test_a_lock_that_somebody_holds_is_left_behind_and_its_namesake_on_another_d
         assert leftovers(one.parent, seconds=0.0) == [f"lock on {one}"]
         assert leftovers(other.parent, seconds=0.0) == []
     assert leftovers(one.parent, seconds=0.0) == []
+
+
+@pytest.mark.parametrize(("place", "is_ours"), [("story-2", True), ("story-2/host", True), ("story-24", False), ("story-2.kept/host", False)])
+def test_a_process_of_an_installation_whose_name_begins_the_same_is_a_stranger(tmp_path: Path, place: str, is_ours: bool) -> None:
+    posing_as_agent = ("/release/fleetd/host/__main__.py", "agent", str(tmp_path / place))
+    process = subprocess.Popen([sys.executable, "-c", "print(flush=True); input()", *posing_as_agent], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == b"\n"
+
+        assert [animal.pid for animal in animals(tmp_path / "story-2")] == [process.pid] * is_ours
+    finally:
+        process.communicate(b"\n")

@@ -38,7 +38,7 @@ def look_at(pid: int, root: bytes) -> Animal | None:
         if fields[0] in "ZXx" or not role:
             return None
         entries = _read(pid, "environ").split(b"\0")
-        if not any(root in word for word in (*words, *entries)) or _stat(pid)[19] != fields[19]:
+        if not any(speaks_of(word, root) for word in (*words, *entries)) or _stat(pid)[19] != fields[19]:
             return None
     except (OSError, IndexError):
         return None
@@ -49,6 +49,17 @@ def look_at(pid: int, root: bytes) -> Animal | None:
         if not run or int(fields[3]) != pid:
             return None
     return Animal(pid=pid, start_ticks=int(fields[19]), role=role, run=run, parent=int(fields[1]))
+
+
+def speaks_of(word: bytes, root: bytes) -> bool:
+    """Whether this path or one below it stands in the word: `story-24` is another installation than `story-2`."""
+    place = word.find(root)
+    while place >= 0:
+        after = word[place + len(root) : place + len(root) + 1]
+        if not (after.isalnum() or after in (b"-", b"_", b".")):
+            return True
+        place = word.find(root, place + 1)
+    return False
 
 
 def role_of(words: list[bytes]) -> tuple[str, bytes]:
