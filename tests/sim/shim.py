@@ -5,6 +5,7 @@ It falls into the same moments that a kill may separate: claim, fork with the ch
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from dataclasses import replace
@@ -187,11 +188,13 @@ class VirtualShim:
         return
 
     def _pause_seconds(self, seconds: float) -> float:
-        is_busy = self.ending is not None or not self.guard.is_quiet or not self.is_recorded
-        pause_seconds = TICK_SECONDS if is_busy else QUIET_TICK_SECONDS
+        """The real one ticks all the time; what has nothing to do here but to wait for the cutoff is woken by it."""
         cutoff_seconds = self.deadline.cutoff_seconds(self.guard.fresh_beat)
-        ahead_seconds = 0.0 if cutoff_seconds is None else cutoff_seconds - seconds
-        return max(PAUSE_SECONDS_MIN, min(pause_seconds, ahead_seconds)) if ahead_seconds > 0 else pause_seconds
+        ahead_seconds = math.inf if cutoff_seconds is None else cutoff_seconds - seconds
+        is_overdue = ahead_seconds <= 0.0 and "killed_at" not in self.evidence  # a beat that was read after the look can bring it forward
+        is_busy = self.ending is not None or not self.guard.is_quiet or not self.is_recorded or is_overdue
+        pause_seconds = TICK_SECONDS if is_busy else QUIET_TICK_SECONDS
+        return max(PAUSE_SECONDS_MIN, min(pause_seconds, ahead_seconds)) if ahead_seconds > 0.0 else pause_seconds
 
     def _watch_argv(self) -> None:
         if self.record is not None and self.record.is_executed and not self.is_recorded and self.ending is None:
