@@ -68,9 +68,9 @@ LATER_THEMES = (
 NEWEST_THEMES = (
     *LATER_THEMES,
     Theme(
-        faults=(*("forget_a_failure",) * 4, "reboot_at_backoff", "reboot_at_backoff", "cut_at_backoff"), within=0.2, fates=("exit",),
-        misfortune=0.9, exits=(20, 20, 20, 30), at_once=0.8, restarts=(1, 3, 3), first_seconds=(8.0, 12.0, 12.0, 40.0), holds=0.6, pilots=0.0,
-        commands=0.0, early_stops=0.0,
+        faults=("forget_a_failure", "forget_a_failure", "forget_a_failure", "reboot_at_backoff", "reboot_at_backoff", "cut_at_backoff"),
+        within=0.2, fates=("exit",), misfortune=0.9, exits=(20, 20, 20, 30), at_once=0.8, restarts=(1, 3, 3),
+        first_seconds=(8.0, 12.0, 12.0, 40.0), holds=0.8, pilots=0.0, commands=0.0, early_stops=0.0,
     ),
     Theme(
         faults=("cut_at_stopping", "cut_at_stuck", "cut_at_stuck", "unkillable"), within=0.5,
