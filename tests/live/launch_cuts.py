@@ -197,7 +197,7 @@ class Launched:
         body = {"transport": "ssh", "ssh_config": str(self.place.host.ssh_config), "root": str(self.place.fleet.host_root), "capacity": "2GiB",
                 "floor": "64MiB"}
         defaults = {"memory_cap": "64MiB", "restarts": {"max": 0, "window": "1h", "first": "1s", "ceiling": "2s"},
-                    "stop": {"grace_floor": "1s", "grace_ceiling": "5s"}}
+                    "stop": {"grace_floor": "30s", "grace_ceiling": "60s"}}
         return self.place.fleet.plan(
             self.name, hosts={self.place.host.name: body}, candidates={"one": {"command": ["sleep", self.marker]}}, defaults=defaults, data={},
             after_freeze={"evaluate": [], "report": False},

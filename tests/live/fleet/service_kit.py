@@ -101,7 +101,7 @@ def write_printer(folder: Path, root: str, **host: str) -> Path:
         "name": "printer", "deadline": "30m", "reserve": {"minimum": "10s", "margin": 0},
         "hosts": {"gx10": {"root": root, "capacity": "1GiB", "floor": "64MiB", **host}},
         "defaults": {"memory_cap": "128MiB", "restarts": {"max": 2, "window": "10m", "first": "1s", "ceiling": "2s"},
-                     "stop": {"grace_floor": "2s", "grace_ceiling": "10s"}, "working_directory": "/"},
+                     "stop": {"grace_floor": "30s", "grace_ceiling": "60s"}, "working_directory": "/"},
         "candidates": {"printer": {"command": ["sh", "-c", talk], "signal": "group"}},
     }
     path = folder / "plan.yaml"
