@@ -304,6 +304,7 @@ class Supervisor:
             )
         elif isinstance(action, EndAttempt):
             assert sight.attempt is not None
+            self._tell_of_others(moment)  # the shim may have ended it, while we were held up
             body = {"attempt": sight.attempt.number, "exit": sight.attempt.exit, "reason": action.reason, "detail": action.detail}
             self.spool.tell(moment, "attempt_ended", **body)
             self._tidy(sight)

@@ -7,16 +7,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
-from host_runs import HostRun, spec_for
+from host_runs import WAIT_SECONDS, HostRun, spec_for, wait_for
 
 from fleetd.clock import Moment
-from fleetd.host import audit
+from fleetd.host import audit, rundir
 from fleetd.host.audit import FILE_BYTES_MAX, Audit, told_of, untold
 from fleetd.host.processes import identity_of
+from fleetd.model import CutoffOrder
 from policies.facts import StopMode, Want
 
 NOW = Moment(now=datetime(2026, 9, 16, 18, 0, tzinfo=timezone.utc), boottime_seconds=100.0)
@@ -81,6 +82,20 @@ def test_a_disk_that_takes_nothing_keeps_no_signal_waiting(tmp_path: Path) -> No
         pen.intend(NOW, "kill: the cutoff", None, "verified")  # a pen that waited for the disk would never come back
     with open(tmp_path / "audit.jsonl", "rb") as reader:
         assert b"kill: the cutoff" in reader.readline(), "what it could not write yet is written as soon as it can"
+
+
+def test_what_the_shim_does_at_the_cutoff_while_the_supervisor_is_held_up_is_told_with_the_end(start: Callable[..., HostRun]) -> None:
+    run = start("4000", "0.05", "every=5")
+    seen = run.wait_step(2)
+    assert seen.pid is not None and seen.supervisor_pid is not None
+    os.kill(seen.supervisor_pid, signal.SIGSTOP)
+    cutoff = CutoffOrder(sequence=2, cutoff_at=datetime.now(timezone.utc) + timedelta(seconds=0.5), because="test")
+    assert rundir.apply_cutoff(run.paths, cutoff)[0]
+    wait_for(run.paths.attempt(1).exit.exists, WAIT_SECONDS, run.log_text)
+    os.kill(seen.supervisor_pid, signal.SIGCONT)
+    run.settle()
+    told = [(notice["kind"], notice["body"].get("purpose")) for notice in run.notices() if notice["kind"] in ("signal", "attempt_ended")]
+    assert told == [("signal", "kill: the cutoff is reached"), ("attempt_ended", None)]
 
 
 def test_history_has_one_audit_line_for_each_signal_with_the_identity_that_was_checked(start: Callable[..., HostRun]) -> None:
