@@ -327,7 +327,7 @@ PLANTS = (
     Plant("owner", obey_an_older_life, ("hold_a_start", "crash")),
     Plant("owner", obey_two_masters, ("rival",)),
     Plant("owner", obey_a_copy, ("rival", "crash")),
-    Plant("liveness", grant_a_stop_and_send_none, ("kill_supervisor",)),
+    Plant("liveness", grant_a_stop_and_send_none, ("crash",)),
     Plant("liveness", never_over, ("kill_shim", "kill_both")),
 )
 
