@@ -44,6 +44,8 @@ class FleetLaws(Laws):
         """By number, what kind of request it is."""
         self.stopped: dict[str, float] = {}
         """By run, since when a granted stop holds that nothing hindered, in a history that has it."""
+        self.resumed: set[str] = set()
+        """Runs that are wished to go on by an event of this life, whether or not anybody was told so."""
         self.pilots_passed_at: dict[str, float] = {}
         self.in_touch: dict[str, tuple[float, float]] = {}
         """By host, since when and until when this life of the coordinator has got its answers to polls, without a break."""
@@ -87,6 +89,10 @@ class FleetLaws(Laws):
             self._not_before(campaign.final_at if run.kind is RunKind.EVALUATE else campaign.cutoff_at, f"{event.run_id}: {event.because}")
         if source is RunState.LOST and event.actor == "coordinator" and not after.runs[event.run_id or ""].left_behind:
             self.broken("5", f"{event.run_id} leaves lost without a word of its host: {event.because}")
+
+    def _want_changed(self, after: Fleet, event: Event) -> None:
+        if event.body["want"]["want"] == Want.RUN:
+            self.resumed.add(event.run_id or "")
 
     def _campaign_launched(self, after: Fleet, event: Event) -> None:
         self.lives[event.campaign_id or ""] = self.world.seconds, self.world.seconds
@@ -176,6 +182,11 @@ class FleetLaws(Laws):
         self.offset_seconds = true_seconds(trusted.now) - self.world.seconds
         if self.durable is None:
             return
+        for run_id in self.resumed & self.stopped.keys():
+            run = fleet.runs.get(run_id)
+            if run is not None and run.want is not None and run.want.want is Want.RUN:
+                del self.stopped[run_id]  # its resume is history, and whoever asked for it never heard
+        self.resumed.clear()
         same = (self.durable.campaigns, self.durable.runs, self.durable.hosts) == (fleet.campaigns, fleet.runs, fleet.hosts)
         if not same:
             self.broken("12", f"what the journal replays to is not the fleet that lived: {_difference(self.durable, fleet)}")

@@ -30,12 +30,13 @@ FOUND_SEEDS = {
     76594178: "an order that came between a boot and the moment at which its host was told the time was later than that time",
     765853676: "the pilot of a run that was fenced off counted for its campaign, and its successor waited for a host",
     879776423: "a fence of one of two silent hosts began the work again of a run that the other one had",
+    294431495: "a resume that was granted just before the coordinator died, so that nobody heard of it",
     981726568: "the virtual shim looked away when the beat that it had just read put the cutoff a hair earlier",
     839090078: "a successor went on from its seed because its own copy of that very step was damaged",
 }
 """Stories that once broke a law, and what that was."""
 SECOND_EDITION = frozenset({17629430, 357825736, 76594178, 502708534, 765853676, 879776423})
-THIRD_EDITION = frozenset({981726568})
+THIRD_EDITION = frozenset({981726568, 294431495})
 FRESH_STORIES = 6
 
 
