@@ -252,7 +252,8 @@ class Laws:
         truth = self.truths[run.run_id]
         if action.reason is Reason.DEADLINE and truth.asked_attempt != history.attempt and abs(truth.offset_seconds or 0.0) < CLOCK_SECONDS:
             ladder_seconds = 1.25 * run.spec.stop.grace_ceiling_seconds + 2.0 + CLOCK_SECONDS
-            watched_seconds = self.world.seconds - truth.watched[1]
+            # An earlier cutoff that comes late, over a road that was cut, is a surprise.
+            watched_seconds = self.world.seconds - max(truth.watched[1], run.cutoff_told_at)
             if truth.watched[0] is not None and watched_seconds > ladder_seconds:
                 self.broken("10", f"{run.run_id} is killed at its cutoff without being asked, watched for {watched_seconds:.0f} s: {action.because}")
         number, seen_at = truth.soft_seen

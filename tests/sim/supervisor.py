@@ -114,10 +114,20 @@ class VirtualFollower:
 
 @dataclass
 class VirtualLooks:
+    run: VirtualRun
+    process: Process
     is_refused: bool = False
+    is_introduced: bool = False
+
+    def introduce(self) -> None:
+        """Mirrors Looks.introduce: a disk that refuses it is asked again at each beat."""
+        if not self.is_introduced and not self.run.machine.is_disk_full:
+            self.run.supervisor_record = ProgramRecord(identity=self.process.identity(), at=self.run.machine.moment().now)
+            self.is_introduced = True
 
     def beat(self, sight: HostSight, history: History) -> None:
-        """Before a start; `_show` writes it."""
+        """Before a start; `_show` writes the beat itself."""
+        self.introduce()
 
 
 class VirtualSupervisor(Supervisor):
@@ -132,7 +142,7 @@ class VirtualSupervisor(Supervisor):
         self.is_done = False
         self.looked_seconds: float | None = None
         self.gap_seconds = 0.0
-        self.looks = VirtualLooks()  # type: ignore[assignment]
+        self.looks = VirtualLooks(run, process)  # type: ignore[assignment]
         self.dies_at = ""
         """A boundary between two acts at which a kill is due: `signalled`, `before_write`, `created`."""
         self._next: Any = None
@@ -321,6 +331,7 @@ class VirtualSupervisor(Supervisor):
     def _show(self, sight: HostSight) -> None:
         """Mirrors Looks: the heartbeat is written in place even on a full disk, the observation too where its length allows."""
         run, now, seconds = self.run_dir, sight.time.now, sight.boottime_seconds
+        self.looks.introduce()  # type: ignore[call-arg]
         self.looks.is_refused = self.machine.is_disk_full  # type: ignore[misc]
         stop_at, cutoff_at = stop_moment(sight, self.history), sight.cutoff_at
         run.heartbeat = Heartbeat(
@@ -348,10 +359,9 @@ def _main(run: VirtualRun, process: Process) -> None:
         process.leave(0)
         return
     run.lock = process
-    if not run.machine.is_disk_full:
-        run.supervisor_record = ProgramRecord(identity=process.identity(), at=run.machine.moment().now)
     run.machine.laws.supervised(run)
     supervisor = VirtualSupervisor(run, process, run.machine.laziness)
+    supervisor.looks.introduce()  # type: ignore[call-arg]
     run.supervisor = supervisor
     process.on_end.append(run.changed)
     supervisor.begin()

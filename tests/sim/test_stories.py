@@ -31,12 +31,14 @@ FOUND_SEEDS = {
     765853676: "the pilot of a run that was fenced off counted for its campaign, and its successor waited for a host",
     879776423: "a fence of one of two silent hosts began the work again of a run that the other one had",
     294431495: "a resume that was granted just before the coordinator died, so that nobody heard of it",
+    874243774: "an earlier cutoff that came over a mended road when it had passed already",
+    874245545: "a virtual supervisor that a full disk had not let record itself never did, and its shim went by a wrong clock",
     981726568: "the virtual shim looked away when the beat that it had just read put the cutoff a hair earlier",
     839090078: "a successor went on from its seed because its own copy of that very step was damaged",
 }
 """Stories that once broke a law, and what that was."""
 SECOND_EDITION = frozenset({17629430, 357825736, 76594178, 502708534, 765853676, 879776423})
-THIRD_EDITION = frozenset({981726568, 294431495})
+THIRD_EDITION = frozenset({981726568, 294431495, 874243774, 874245545})
 FRESH_STORIES = 6
 
 
