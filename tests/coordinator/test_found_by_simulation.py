@@ -153,3 +153,22 @@ def test_a_run_that_is_over_on_its_host_is_over_even_if_its_last_notices_were_lo
         fleet._news(HostAnswer(host="gx10", at=fleet.now, reports=(report,)))
         fleet.tick()
         assert fleet.run("low").state is expected
+
+
+def test_a_run_that_is_over_is_not_judged_before_its_supervisor_could_tell_its_last_notices() -> None:
+    """Found by a disk that was full for one write: the last look was seen at once, the last validation waited, another candidate was frozen."""
+    fleet = VirtualCoordinator()
+    fleet.launch(plan())
+    fleet.tick()
+    fleet.until(CampaignStage.TRAINING)
+    fleet.round(work=False)
+    run = fleet.run("low")
+    fleet.now = run.since + timedelta(seconds=60)
+    ended = Observation(
+        run_id=run.run_id, at=fleet.now, state=RunState.FINISHED, reason=None, detail="exit 0", attempt=1, pid=None, identity="gone",
+    )
+    for supervisor, expected in (("alive", run.state), ("gone", RunState.FINISHED)):
+        report = RunReport(run_id=run.run_id, supervisor=supervisor, observation=ended, notices=(), look_age_seconds=0.0)
+        fleet._news(HostAnswer(host="gx10", at=fleet.now, reports=(report,)))
+        fleet.tick()
+        assert fleet.run("low").state is expected
