@@ -274,6 +274,8 @@ class RunReport:
     notices: tuple[Notice, ...]
     look_age_seconds: float | None = None
     """How old the observation was when this was said, by boottime. None where nobody can tell."""
+    has_more: bool = False
+    """Whether more notices lie there than are told here: cut off by a bound, or unreadable for the moment."""
     notices_lost_to: int = 0
     """The last of the notices asked for that this host does not have any more; 0 when it has them all."""
     retold: tuple[Notice, ...] = ()

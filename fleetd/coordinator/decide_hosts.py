@@ -222,8 +222,9 @@ def _reconcile(pen: Pen, run_id: str, report: RunReport, *, is_torn: bool) -> No
     state = RunState.STARTING if run.state is RunState.LOST and look.state is RunState.STAGING else look.state
     if state == run.state or not pen.may_move(run_id, state):
         return
-    if state in FINAL and report.supervisor == "alive" and not is_torn:
-        return  # it leaves once its last notices are on its disk: without them a selection would miss what was validated last
+    if state in FINAL and (report.supervisor == "alive" or report.has_more) and not is_torn:
+        # A supervisor leaves once its last notices are on its disk. Without all of them a selection would miss what was validated last.
+        return
     if run.state is RunState.LOST or is_fresh or _stays_at_rest(pen, run, report):
         because = f"{run.host} answers again" if run.state is RunState.LOST else f"{run.host} sees it so"
         pen.move_run(run_id, state, f"{because}: {look.detail}" if look.detail else because, reason=look.reason, actor=f"host:{run.host}")

@@ -29,6 +29,7 @@ from policies.facts import RunState, Want
 from policies.lifecycle import SETTLED
 
 NOTICES_PER_RUN_MAX = 500
+UNREAD_SECONDS_MAX = 60.0
 ANSWER_BYTES_MAX = 4 * 1024 * 1024
 """Notices beyond this wait for the next poll: a line may hold 8 MiB."""
 SPOOL_RETRY_SECONDS = 1.0
@@ -55,6 +56,8 @@ class RunWatch:
     is_damaged: bool = False
     """Whether its bytes are wrong: the next supervisor keeps what still reads, and tells what files say of the rest."""
     retry_seconds: float = 0.0
+    unread_since_seconds: float | None = None
+    """Since when the spool is there and can't be read."""
     acknowledged: int = 0
     free_since_seconds: float | None = None
     starts: int = 0
@@ -124,9 +127,20 @@ class RunWatch:
         except (ExplainedError, WireError, sqlite3.Error) as fault:
             self.notices, self.retry_seconds = (), time.monotonic() + SPOOL_RETRY_SECONDS
             trouble, is_damaged = str(fault).replace("\n", " "), isinstance(fault, JournalDamaged)
-            if trouble != self.trouble and self.paths.journal.exists():
+            is_there = self.paths.journal.exists()
+            if trouble != self.trouble and is_there:
                 logs.failed("spool_unreadable", run=self.paths.root.name, because=trouble)
+            if is_there and not is_damaged and self.unread_since_seconds is None:
+                self.unread_since_seconds = time.monotonic()
+        if not trouble or is_damaged:
+            self.unread_since_seconds = None
         self.mark, self.read_after, self.trouble, self.is_damaged = mark, after, trouble, is_damaged
+
+    def has_more(self, told: int) -> bool:
+        """Whether notices lie here beyond the first `told` of those that were read. What stays unreadable is waited for no longer."""
+        since = self.unread_since_seconds
+        is_unread = since is not None and time.monotonic() - since < UNREAD_SECONDS_MAX
+        return is_unread or told < len(self.notices) or told >= NOTICES_PER_RUN_MAX
 
     def _find_lost(self, after: int, last: int) -> None:
         """A coordinator whose history was lost in part asks for notices that it once acknowledged: they are gone, their files may not be."""
@@ -179,7 +193,7 @@ class Reports:
             seen = watch.observation.value
             is_asked = run_id in after
             reports.append(RunReport(
-                run_id=run_id, supervisor=watch.supervisor, observation=seen, notices=tuple(notices),
+                run_id=run_id, supervisor=watch.supervisor, observation=seen, notices=tuple(notices), has_more=watch.has_more(len(notices)),
                 look_age_seconds=look_age_seconds(seen, boot_id(), clock.read()),
                 notices_lost_to=watch.lost_to if is_asked else 0, retold=watch.retold if is_asked else (),
                 spec=watch.order() if after.get(run_id, 0) == 0 else None, want=watch.want.value,

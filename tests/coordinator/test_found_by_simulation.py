@@ -167,8 +167,10 @@ def test_a_run_that_is_over_is_not_judged_before_its_supervisor_could_tell_its_l
     ended = Observation(
         run_id=run.run_id, at=fleet.now, state=RunState.FINISHED, reason=None, detail="exit 0", attempt=1, pid=None, identity="gone",
     )
-    for supervisor, expected in (("alive", run.state), ("gone", RunState.FINISHED)):
-        report = RunReport(run_id=run.run_id, supervisor=supervisor, observation=ended, notices=(), look_age_seconds=0.0)
+    for supervisor, has_more, expected in (("alive", False, run.state), ("gone", True, run.state), ("gone", False, RunState.FINISHED)):
+        report = RunReport(
+            run_id=run.run_id, supervisor=supervisor, observation=ended, notices=(), has_more=has_more, look_age_seconds=0.0,
+        )
         fleet._news(HostAnswer(host="gx10", at=fleet.now, reports=(report,)))
         fleet.tick()
         assert fleet.run("low").state is expected

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from host_runs import WAIT_SECONDS, wait_for
 
-from fleetd.host.reports import RunWatch
+from fleetd.host.reports import UNREAD_SECONDS_MAX, RunWatch
 from fleetd.journal import Journal
 from fleetd.paths import RunPaths
 
@@ -73,18 +73,17 @@ def test_a_spool_that_could_not_be_read_is_read_again_although_nothing_of_it_has
     journal = Journal.open(watch.paths.journal)
     journal.append([{"at": "2026-09-16T18:00:00Z", "kind": "alarm", "body": {}}])
 
-    def locked(*_: object, **__: object) -> Journal:
-        raise sqlite3.OperationalError("database is locked")
-
     with monkeypatch.context() as broken:
-        broken.setattr(Journal, "open", locked)
+        broken.setattr(Journal, "open", lambda *_, **__: raise_locked())
         watch.read_notices(0)
     assert watch.notices == () and "locked" in watch.trouble
+    assert watch.has_more(0), "nobody may take the run for told to the end"
     monkeypatch.setattr("fleetd.host.reports.time.monotonic", lambda: watch.retry_seconds)
 
     watch.read_notices(0)
 
     assert [notice.sequence for notice in watch.notices] == [1] and not watch.trouble
+    assert not watch.has_more(1)
     journal.close()
 
 
@@ -106,3 +105,30 @@ def test_a_spool_that_is_locked_after_it_was_opened_has_lost_nothing(watch: RunW
 
     assert [notice.sequence for notice in watch.notices] == [1] and not watch.trouble
     journal.close()
+
+
+def test_what_an_answer_has_no_room_for_is_known_to_be_there(watch: RunWatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal.open(watch.paths.journal)
+    journal.append([{"at": "2026-09-16T18:00:00Z", "kind": "alarm", "body": {}}] * 3)
+    monkeypatch.setattr("fleetd.host.reports.NOTICES_PER_RUN_MAX", 3)
+    watch.read_notices(0)
+    assert [watch.has_more(told) for told in (0, 2, 3)] == [True, True, True], "the bound was reached: another may lie behind it"
+    watch.read_notices(1)
+    assert [watch.has_more(told) for told in (1, 2)] == [True, False]
+    journal.close()
+
+
+def test_a_spool_that_stays_unreadable_is_waited_for_no_longer(watch: RunWatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    Journal.open(watch.paths.journal).close()
+    monkeypatch.setattr(Journal, "open", lambda *_, **__: raise_locked())
+    clock_seconds = time.monotonic()
+    told = []
+    for seconds in (0.0, UNREAD_SECONDS_MAX - 1, UNREAD_SECONDS_MAX + 1):
+        monkeypatch.setattr("fleetd.host.reports.time.monotonic", lambda seconds=seconds: clock_seconds + seconds)
+        watch.read_notices(0)
+        told.append(watch.has_more(0))
+    assert told == [True, True, False]
+
+
+def raise_locked() -> Journal:
+    raise sqlite3.OperationalError("database is locked")
