@@ -183,9 +183,9 @@ class DeadlineGuard:
         return self.anchor.boottime_seconds + (at - self.anchor.now) / timedelta(seconds=1)
 
     def _newest_order(self) -> CutoffOrder | None:
-        """The last order that could be read: damage to the file must not move a deadline back to where it was."""
+        """The last order that could be read: neither damage to the file nor its removal moves a deadline back to where it was."""
         try:
-            self._order = read_cutoff(self.paths)
+            self._order = read_cutoff(self.paths) or self._order
         except (OSError, WireError) as fault:
             logs.failed("cutoff_unreadable", because=fault)
         return self._order

@@ -222,6 +222,13 @@ def test_the_cutoff_is_kept_whoever_watches_and_asking_is_left_to_a_supervisor(t
     assert timed.due(1600.0, None, is_supervised=False) is Due.KILL
 
 
+def test_an_earlier_cutoff_stays_known_when_somebody_removes_its_order(timed):
+    rundir.apply_cutoff(timed.paths, CutoffOrder(sequence=1, cutoff_at=ANCHOR.now + timedelta(seconds=300), because="test"))
+    assert timed.due(1300.0, None, is_supervised=True) is Due.KILL
+    timed.paths.cutoff.unlink()
+    assert timed.due(1300.0, None, is_supervised=True) is Due.KILL
+
+
 def test_the_last_stop_moment_of_a_supervisor_rules_after_its_death(timed):
     by_wall = Heartbeat(boottime_seconds=1100.0, pid=1, stop_at=ANCHOR.now + timedelta(seconds=570))
     by_boottime = replace(by_wall, stop_boottime_seconds=1550.0)
