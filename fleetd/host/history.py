@@ -187,7 +187,7 @@ def after_gap(history: History, gap_seconds: float) -> History:
     """The memory when the last look is so long ago. A machine that stood still, or a process that waited for its disk, kept the trainer from
     ending as it kept us from looking: each look counts as one pause at most. Cutoff and cap are no patience, they go by the clock."""
     beyond_seconds = gap_seconds - LOOK_COUNTS_SECONDS_MAX
-    if beyond_seconds <= 0:
+    if beyond_seconds <= 0 or history.state is RunState.STUCK:  # nothing is waited for any more, and its looks are further apart
         return history
     stop, gone_seconds = history.stop, history.leader_gone_seconds
     return replace(

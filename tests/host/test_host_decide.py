@@ -26,11 +26,13 @@ from fleetd.host.history import (
     RecordExit,
     SeenCheckpoint,
     StartAttempt,
+    Stop,
     after_action,
     after_gap,
     attempt_started,
     time_is_known,
 )
+from fleetd.host.pace import TICK_STUCK_SECONDS
 from fleetd.host.progress import Progress, after_record
 from fleetd.host.sight import AttemptSight, HostSight, MemoryLook
 from fleetd.model import Caps, DeadlineTerms, ExitRecord, Owner, RestartTerms, RunSpec, StallTerms, StopTerms, WantOrder
@@ -529,3 +531,10 @@ def test_a_machine_that_stood_still_has_used_up_no_patience_and_one_that_always_
         killed_at = killed_at or (seconds if KillTree in kinds(actions) else None)
         history = after(history, actions, float(seconds))
     assert killed_at == 120, "each look counts as 1.5 s: asked again at the first, killed at the second"
+
+
+def test_the_looks_at_a_stuck_run_are_further_apart_and_its_time_is_told_whole() -> None:
+    stop = Stop(reason=Reason.USER, mode=StopMode.NOW, asked_seconds=100.0, grace_seconds=0.0, forced=True)
+    stuck = replace(RUNNING, state=RunState.STUCK, stop=stop, leader_gone_seconds=101.0)
+
+    assert after_gap(stuck, TICK_STUCK_SECONDS) == stuck
