@@ -40,6 +40,13 @@ class AttemptSight:
     is_contested: bool = False
     """Whether the process that now has the leader's pid is not the recorded one, but carries a mark of the tree all the same."""
 
+    @property
+    def may_live(self) -> bool:
+        """Whether anything of it may live: its trainer, what has outlived that one and has to be ended, or a shim that may still bear one."""
+        if self.standing is None:
+            return self.shim_is_alive is not False
+        return not self.is_dead or self.tree_count != 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLook:

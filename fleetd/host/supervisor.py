@@ -44,7 +44,7 @@ from fleetd.host.observe import Observer
 from fleetd.host.pace import TICK_SECONDS, pause_seconds
 from fleetd.host.presence import Presence
 from fleetd.host.processes import boot_id, set_child_subreaper
-from fleetd.host.sight import HostSight
+from fleetd.host.sight import AttemptSight, HostSight
 from fleetd.host.trusted_time import began_in_this_boot, known_time
 from fleetd.kept_clock import counted, pair_of
 from fleetd.model import RunSpec
@@ -69,6 +69,7 @@ class Supervisor:
         self.audit = Audit(paths.audit, "supervisor")
         self.presence = Presence(paths.root, clock.boottime_seconds())
         self.own_status: int | None = None
+        self.attempt_seen: AttemptSight | None = None
         self.start_refused = ""
         self.is_done = False
         self.looked_seconds: float | None = None
@@ -96,7 +97,7 @@ class Supervisor:
     def _is_needless(self) -> bool:
         """The run directory was removed and nothing of ours lives: what is seen from here on can be told to nobody."""
         self.presence.look(clock.boottime_seconds())
-        lives = not self.history.is_attempt_over and self.history.leader_gone_seconds is None
+        lives = not self.history.is_attempt_over and (self.attempt_seen is None or self.attempt_seen.may_live)
         if self.presence.was_removed and not lives:
             logs.failed("run_removed", because=f"{self.paths.root} was removed")
             return True
@@ -113,6 +114,7 @@ class Supervisor:
         sight = self.observer.look(
             moment, time, self.history, silent_since_seconds=self.follower.log_grew_seconds, is_durable=self.spool.journal.is_durable,
         )
+        self.attempt_seen = sight.attempt
         self._remember(sight, true_moment)
         sight = replace(sight, silent_seconds=self._silent_seconds(moment), clock_doubted_seconds=self._clock_doubted_seconds(moment))
         self._act(decide(sight, self.history), sight, true_moment)
@@ -371,11 +373,13 @@ def main(arguments: list[str]) -> int:
     except OSError as fault:
         logs.failed("supervisor_start", because=fault)
     try:
-        Supervisor(paths, rundir.read_spec(paths)).run()
+        supervisor = Supervisor(paths, rundir.read_spec(paths))
+        supervisor.run()
     except Exception:
         logs.logger.exception("event=supervisor_crashed")
         raise
-    logs.changed("supervisor_ended", because="the run is settled and every notice is on disk")
+    because = "the run is settled and every notice is on disk" if supervisor.is_done else "its run was removed and nothing of it lives"
+    logs.changed("supervisor_ended", because=because)
     os.close(lock)
     return 0
 

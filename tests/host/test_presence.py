@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,9 @@ from host_runs import HostRun, spec_for
 from fleetd.host import rundir
 from fleetd.host.presence import REMOVED_SECONDS, Presence
 from fleetd.host.processes import look
+from fleetd.host.sight import AttemptSight
+from fleetd.host.supervisor import Supervisor
+from policies.identity import Standing
 
 SOON_SECONDS = 0.5
 
@@ -37,13 +41,21 @@ def test_what_is_away_for_a_minute_was_removed_and_what_comes_back_was_not(tmp_p
     seen = Presence(root, 0.0)
     root.rename(tmp_path / "elsewhere")
     told = []
-    for seconds in (1.0, REMOVED_SECONDS - 1, REMOVED_SECONDS + 1):
-        seen.look(seconds)
+    for seconds in range(1, int(REMOVED_SECONDS) + 2):
+        seen.look(float(seconds))
         told.append(seen.was_removed)
     (tmp_path / "elsewhere").rename(root)
     seen.look(REMOVED_SECONDS + 2)
 
-    assert told == [False, False, True]
+    assert told.index(True) == REMOVED_SECONDS - 1
+    assert not seen.was_removed
+
+
+def test_a_machine_that_slept_comes_back_before_its_disks_do(tmp_path: Path) -> None:
+    seen = Presence(tmp_path / "run", 0.0)
+
+    seen.look(10 * REMOVED_SECONDS)
+
     assert not seen.was_removed
 
 
@@ -51,9 +63,34 @@ def test_a_disk_that_fails_says_nothing_of_what_lies_on_it(tmp_path: Path) -> No
     (tmp_path / "file").write_text("no directory")
     seen = Presence(tmp_path / "file" / "run", 0.0)
 
-    seen.look(10 * REMOVED_SECONDS)
+    for seconds in range(2 * int(REMOVED_SECONDS)):
+        seen.look(float(seconds))
 
     assert not seen.was_removed
+
+
+@pytest.mark.parametrize(("left", "attempt"), [
+    (True, AttemptSight(number=1, standing=Standing.VERIFIED, tree_count=0)),
+    (True, AttemptSight(number=1, standing=Standing.GONE, is_dead=True, tree_count=1)),
+    (True, AttemptSight(number=1, standing=Standing.GONE, is_dead=True, tree_count=None)),
+    (False, AttemptSight(number=1, standing=Standing.GONE, is_dead=True, tree_count=0)),
+    (True, AttemptSight(number=1, standing=None, shim_is_alive=True)),
+    (True, AttemptSight(number=1, standing=None, shim_is_alive=None)),
+    (False, AttemptSight(number=1, standing=None, shim_is_alive=False)),
+])
+def test_a_supervisor_stays_for_what_outlived_the_trainer_and_not_for_one_that_was_never_born(
+    tmp_path: Path, left: bool, attempt: AttemptSight,
+) -> None:
+    paths = make_run(tmp_path, make_spec(python("pass"), run_id="r1"))
+    supervisor = Supervisor(paths, rundir.read_spec(paths))
+    gone_seconds = 1.0 if attempt.is_dead else None
+    supervisor.history = replace(supervisor.history, attempt=1, is_attempt_over=False, leader_gone_seconds=gone_seconds)
+    supervisor.attempt_seen, supervisor.presence = attempt, Presence(tmp_path / "removed", -1.0)
+    for seconds in range(int(REMOVED_SECONDS)):
+        supervisor.presence.look(float(seconds))
+
+    assert supervisor._is_needless() is not left
+    supervisor.spool.journal.close()
 
 
 def test_a_shim_leaves_after_its_trainer_when_the_run_was_removed(tmp_path: Path) -> None:
