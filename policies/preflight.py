@@ -25,7 +25,7 @@ class Asked:
     skew_uncertainty_seconds: float = 0.0
     uses_accelerator: bool = False
     asker: str | None = None
-    """The coordinator that asks; empty where it has no id yet. None: the host has just obeyed it."""
+    """The coordinator that asks; empty where it has no id yet. None: the host has just obeyed it, or nobody can say who asks."""
 
 
 def findings(asked: Asked, survey: HostSurvey) -> tuple[Finding, ...]:

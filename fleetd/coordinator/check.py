@@ -34,7 +34,7 @@ NOBODY = Owner(coordinator_id="check", generation=0)
 """Never told to a host: a look needs no owner."""
 
 
-def check_hosts(plan: Plan, *, own_python: str, releases: Releases, coordinator_id: str) -> Preflight:
+def check_hosts(plan: Plan, *, own_python: str, releases: Releases, coordinator_id: str | None) -> Preflight:
     """Every host side by side; one that can't be looked at is a finding, and the others are looked at all the same."""
     def look(host: HostPlan) -> HostLook | ExplainedError:
         try:
@@ -73,12 +73,15 @@ def _look_there(plan: Plan, host: HostPlan, own_python: str, releases: Releases)
         road.drop()
 
 
-def own_id(paths: StatePaths) -> str:
-    """As hosts know the coordinator of this state directory; empty before its first start, or where it can't be read."""
+def own_id(paths: StatePaths) -> str | None:
+    """As hosts know the coordinator of this state directory: empty before its first start, None where that can't be read here. A coordinator
+    whose identity was moved away finds it again in its journal, which is its own to open."""
     try:
         return str(read_record(paths.identity)["coordinator_id"])
-    except (OSError, WireError, KeyError):
-        return ""
+    except FileNotFoundError:
+        return None if paths.journal.exists() else ""
+    except (OSError, WireError, KeyError, TypeError):
+        return None
 
 
 def main() -> int:

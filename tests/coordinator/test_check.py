@@ -20,6 +20,7 @@ from fleetd.coordinator.releases import Releases
 from fleetd.environments import MARK, EnvironmentMark
 from fleetd.files import write_record
 from fleetd.host import ownership
+from fleetd.journal import Journal
 from fleetd.model import Owner
 from fleetd.paths import HostPaths, StatePaths
 from fleetd.screens import layout
@@ -91,6 +92,15 @@ def test_a_coordinator_knows_itself_as_hosts_do_before_and_after_its_first_start
     before = own_id(paths)
     write_record(paths.identity, {"schema": 1, "coordinator_id": "k1", "generation": 1})
     assert (before, own_id(paths)) == ("", "k1")
+
+
+def test_who_has_lost_its_identity_beside_its_journal_is_not_taken_for_a_stranger(tmp_path: Path) -> None:
+    """The journal knows the id too, and a start finds it there: a takeover would be the wrong advice."""
+    paths = StatePaths(tmp_path)
+    Journal.open(paths.journal).close()
+    assert own_id(paths) is None
+    paths.identity.write_text("damaged")
+    assert own_id(paths) is None
 
 
 def test_a_file_in_the_way_and_a_program_that_is_not_executable_are_named(releases: Releases, tmp_path: Path) -> None:
