@@ -75,9 +75,10 @@ class RunWatch:
         self.want = Cached(self.paths.want, lambda: rundir.read_want(self.paths))
 
     def look(self) -> None:
+        was_over = self.is_settled and self.supervisor == "gone"  # seen in this order: "gone" is only as new as the look it came after
         seen = self.observation.get()
         self.state = seen.state if seen is not None else None
-        if not (self.is_settled and self.supervisor == "gone"):
+        if not (was_over and self.is_settled):
             self.supervisor = "alive" if rundir.is_locked(self.paths.lock) else "gone"
 
     @property

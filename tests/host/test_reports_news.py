@@ -9,15 +9,20 @@ import sqlite3
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
 import pytest
 from host_runs import WAIT_SECONDS, wait_for
 
+from fleetd.host import rundir
 from fleetd.host.reports import UNREAD_SECONDS_MAX, RunWatch
 from fleetd.journal import Journal
+from fleetd.model import Observation
 from fleetd.paths import RunPaths
+from policies.facts import RunState
 
 ROUNDS = 60
 PAUSE_SECONDS_MAX = 0.004
@@ -128,6 +133,24 @@ def test_a_spool_that_stays_unreadable_is_waited_for_no_longer(watch: RunWatch, 
         watch.read_notices(0)
         told.append(watch.has_more(0))
     assert told == [True, True, False]
+
+
+def test_a_run_that_is_over_is_watched_as_long_as_its_newest_supervisor_has_not_left(watch: RunWatch) -> None:
+    """The last supervisor had died, and the next one came and saw the end between two looks of the agent."""
+    seen = Observation(
+        run_id="r1", at=datetime.now(timezone.utc), state=RunState.RUNNING, reason=None, detail="", attempt=1, pid=None, identity="gone",
+    )
+    rundir.write_observation(watch.paths, seen)
+    watch.look()
+    assert watch.supervisor == "gone"
+    lock = rundir.try_lock(watch.paths.lock)
+    assert lock is not None
+    rundir.write_observation(watch.paths, replace(seen, state=RunState.FINISHED))
+    watch.look()
+    assert (watch.state, watch.supervisor) == (RunState.FINISHED, "alive"), "its last notices may still come"
+    os.close(lock)
+    watch.look()
+    assert watch.supervisor == "gone"
 
 
 def raise_locked() -> Journal:
