@@ -38,8 +38,8 @@ def findings(asked: Asked, survey: HostSurvey) -> tuple[Finding, ...]:
 def _owner(asked: Asked, survey: HostSurvey) -> tuple[Finding, ...]:
     """Whether its agent would obey the one who asks: what a launch would run into."""
     if survey.owner_fault is not None:
-        fix = f"look at owner.json below {survey.root}; once you know that no other coordinator uses this root, remove it"
-        return (_refuse(asked.host, "the record of this host's owner is damaged", survey.owner_fault, fix),)
+        fix = f"look at {survey.root}/owner.json; once you know that no other coordinator uses this root, remove it"
+        return (_refuse(asked.host, "the record of this host's owner can't be read", survey.owner_fault, fix),)
     if asked.asker is None or survey.owner in (None, asked.asker):
         return ()
     what = f"{survey.root} obeys {survey.owner}; this coordinator is {asked.asker or 'a new one'}"

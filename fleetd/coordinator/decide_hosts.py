@@ -222,8 +222,10 @@ def _reconcile(pen: Pen, run_id: str, report: RunReport, *, is_torn: bool) -> No
     state = RunState.STARTING if run.state is RunState.LOST and look.state is RunState.STAGING else look.state
     if state == run.state or not pen.may_move(run_id, state):
         return
-    if state in FINAL and (report.supervisor == "alive" or report.has_more) and not is_torn:
-        # A supervisor leaves once its last notices are on its disk. Without all of them a selection would miss what was validated last.
+    is_untold = (report.supervisor == "alive" or report.has_more) and not is_torn
+    if run.kind is RunKind.TRAIN and (state in FINAL or state is RunState.STOPPED) and is_untold:
+        # A supervisor leaves once its last notices are on its disk. Without all of them a selection would miss what was validated last; an
+        # evaluation is judged by its files.
         return
     if run.state is RunState.LOST or is_fresh or _stays_at_rest(pen, run, report):
         because = f"{run.host} answers again" if run.state is RunState.LOST else f"{run.host} sees it so"

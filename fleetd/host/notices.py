@@ -133,8 +133,11 @@ def first_number(journal: Journal, acknowledged: int, losses: int, *, is_first: 
 
 
 def _essence(history: History) -> History:
-    """What is worth a write of its own: not where the log was read up to, which a new supervisor finds again."""
-    return replace(history, log_offset=0, progress=Progress())
+    """What is worth a write of its own: not where the log was read up to, which a new supervisor finds again; and of a stop and of an end that
+    they are, not since when: every look on a slow disk shifts that (`after_gap`), and each write would make the next look later."""
+    stop = None if history.stop is None else replace(history.stop, asked_seconds=0.0)
+    gone_seconds = None if history.leader_gone_seconds is None else 0.0
+    return replace(history, log_offset=0, progress=Progress(), stop=stop, leader_gone_seconds=gone_seconds)
 
 
 def numbers_of(sight: HostSight, history: History) -> dict[str, object]:

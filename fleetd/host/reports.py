@@ -255,7 +255,9 @@ class Reports:
         logs.changed("supervisor_started", run=watch.paths.root.name, pid=pid, because=because)
 
     def _reported(self, after: dict[str, int]) -> list[tuple[str, RunWatch]]:
-        return [(run_id, watch) for run_id, watch in sorted(self._watches.items()) if run_id in after or not watch.is_settled]
+        """Those that were asked for first: others must not take the room of their notices."""
+        found = [(run_id, watch) for run_id, watch in sorted(self._watches.items()) if run_id in after or not watch.is_settled]
+        return sorted(found, key=lambda each: each[0] not in after)
 
     def _run_ids(self) -> list[str]:
         try:

@@ -73,7 +73,7 @@ class Supervisor:
         self.start_refused = ""
         self.is_done = False
         self.looked_seconds: float | None = None
-        self.gap_seconds = 0.0
+        self.heard_seconds: float | None = None
 
     def run(self) -> None:
         """Watch until the run is settled and every notice is on disk."""
@@ -197,17 +197,18 @@ class Supervisor:
             self.history = replace(self.history, clock_seen_at=moment.now)
 
     def _note_gap(self, moment: Moment) -> None:
-        seconds = moment.boottime_seconds
-        self.gap_seconds = 0.0 if self.looked_seconds is None else seconds - self.looked_seconds
-        self.looked_seconds = seconds
-        self.history = after_gap(self.history, self.gap_seconds)
+        if self.looked_seconds is not None:
+            self.history = after_gap(self.history, moment.boottime_seconds - self.looked_seconds)
+        self.looked_seconds = moment.boottime_seconds
 
     def _silent_seconds(self, moment: Moment) -> float:
         """Since the trainer last said something, as far as it could have been heard. Asked once its log was read: what is new there ends
         its silence before anybody judges by it."""
         seconds, follower = moment.boottime_seconds, self.follower
-        if self.gap_seconds > UNWATCHED_SECONDS:
-            follower.log_grew_seconds = min(seconds, follower.log_grew_seconds + self.gap_seconds)
+        unheard_seconds = 0.0 if self.heard_seconds is None else seconds - self.heard_seconds  # also while looks failed
+        self.heard_seconds = seconds
+        if unheard_seconds > UNWATCHED_SECONDS:
+            follower.log_grew_seconds = min(seconds, follower.log_grew_seconds + unheard_seconds)
         if self.looks.is_refused or not self.spool.journal.is_durable:
             follower.log_grew_seconds = seconds  # a disk that takes nothing takes no log either
         return seconds - follower.log_grew_seconds

@@ -84,7 +84,7 @@ def test_a_host_that_obeys_another_coordinator_is_named_before_a_launch_runs_int
         (found,) = looked(releases, asked(host), own_id=other).refusals
         assert found.title == "this host belongs to another coordinator" and "obeys k1" in found.what and "fleetd takeover box" in found.fix
     HostPaths(Path(host.root)).owner.write_text("{", encoding="utf-8")
-    assert refused(releases, asked(host)).title == "the record of this host's owner is damaged"
+    assert refused(releases, asked(host)).title == "the record of this host's owner can't be read"
 
 
 def test_a_coordinator_knows_itself_as_hosts_do_before_and_after_its_first_start(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from datetime import timedelta
 
+import pytest
 from virtual_fleet import VirtualCoordinator, VirtualHost, plan
 
 from fleetd.coordinator.inbox import HostAnswer
@@ -155,7 +156,8 @@ def test_a_run_that_is_over_on_its_host_is_over_even_if_its_last_notices_were_lo
         assert fleet.run("low").state is expected
 
 
-def test_a_run_that_is_over_is_not_judged_before_its_supervisor_could_tell_its_last_notices() -> None:
+@pytest.mark.parametrize("state", [RunState.FINISHED, RunState.STOPPED])
+def test_a_run_that_is_over_is_not_judged_before_its_supervisor_could_tell_its_last_notices(state: RunState) -> None:
     """Found by a disk that was full for one write: the last look was seen at once, the last validation waited, another candidate was frozen."""
     fleet = VirtualCoordinator()
     fleet.launch(plan())
@@ -165,9 +167,9 @@ def test_a_run_that_is_over_is_not_judged_before_its_supervisor_could_tell_its_l
     run = fleet.run("low")
     fleet.now = run.since + timedelta(seconds=60)
     ended = Observation(
-        run_id=run.run_id, at=fleet.now, state=RunState.FINISHED, reason=None, detail="exit 0", attempt=1, pid=None, identity="gone",
+        run_id=run.run_id, at=fleet.now, state=state, reason=None, detail="exit 0", attempt=1, pid=None, identity="gone",
     )
-    for supervisor, has_more, expected in (("alive", False, run.state), ("gone", True, run.state), ("gone", False, RunState.FINISHED)):
+    for supervisor, has_more, expected in (("alive", False, run.state), ("gone", True, run.state), ("gone", False, state)):
         report = RunReport(
             run_id=run.run_id, supervisor=supervisor, observation=ended, notices=(), has_more=has_more, look_age_seconds=0.0,
         )

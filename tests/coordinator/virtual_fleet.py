@@ -21,7 +21,7 @@ from fleetd.model import CapPart, HostFacts, Notice, Observation, Owner, RunRepo
 from fleetd.wire import decode, dumps, encode
 from policies.errors import ExplainedError, HostUnreachable
 from policies.facts import GIB, CampaignStage, CapGrade, Reason, RunState, Split, Want, parse_moment
-from policies.lifecycle import FINAL
+from policies.lifecycle import SETTLED
 
 START = datetime(2026, 11, 30, 12, 0, tzinfo=timezone.utc)
 ROOT = "/virtual/gx10"
@@ -151,7 +151,7 @@ class VirtualHost:
 
     def _report(self, run_id: str, after: int, now: datetime) -> RunReport:
         """What is still there after `after`; of what was dropped before, the things that files still tell."""
-        watched = "alive" if self.is_watched and self.states[run_id] not in FINAL else "gone"  # it leaves with its last notice
+        watched = "alive" if self.is_watched and self.states[run_id] not in SETTLED else "gone"  # it leaves with its last notice
         every, told = self.notices[run_id], RunReport(run_id=run_id, supervisor=watched, observation=self._look(run_id, now), notices=())
         dropped = self.dropped[run_id] = max(after, self.dropped.get(run_id, 0)) if self.forgets else 0
         told = replace(told, spec=self.specs[run_id] if after == 0 else None, want=self.wants[run_id])

@@ -32,6 +32,7 @@ from fleetd.host.history import (
     attempt_started,
     time_is_known,
 )
+from fleetd.host.notices import _essence
 from fleetd.host.pace import TICK_STUCK_SECONDS
 from fleetd.host.progress import Progress, after_record
 from fleetd.host.sight import AttemptSight, HostSight, MemoryLook
@@ -523,6 +524,8 @@ def test_a_machine_that_stood_still_has_used_up_no_patience_and_one_that_always_
     gone = replace(asked, leader_gone_seconds=1100.0)
     left = replace(late, attempt=alive(standing=Standing.GONE, is_dead=True, tree_count=1))
     assert KillTree in kinds(decide(left, gone)) and KillTree not in kinds(decide(left, after_gap(gone, 6.0))), "nor have the workers of a leader"
+
+    assert _essence(after_gap(asked, 6.0)) == _essence(asked) != _essence(RUNNING), "the stop is worth a write, not how much of it counts"
 
     history, killed_at = asked, None
     for seconds in range(110, 200, 10):

@@ -18,10 +18,11 @@ import pytest
 from host_runs import WAIT_SECONDS, wait_for
 
 from fleetd.host import rundir
-from fleetd.host.reports import UNREAD_SECONDS_MAX, RunWatch
+from fleetd.host.reports import UNREAD_SECONDS_MAX, Reports, RunWatch
 from fleetd.journal import Journal
 from fleetd.model import Observation
-from fleetd.paths import RunPaths
+from fleetd.paths import HostPaths, RunPaths
+from fleetd.wire import dumps
 from policies.facts import RunState
 
 ROUNDS = 60
@@ -151,6 +152,23 @@ def test_a_run_that_is_over_is_watched_as_long_as_its_newest_supervisor_has_not_
     os.close(lock)
     watch.look()
     assert watch.supervisor == "gone"
+
+
+def test_runs_that_nobody_asked_for_take_no_room_from_those_that_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reports = Reports(HostPaths(tmp_path))
+    for name in ("a-forgotten", "b-asked"):
+        watch = reports.watch(name)
+        watch.paths.root.mkdir(parents=True)
+        watch.paths.order.write_text("{}")
+        journal = Journal.open(watch.paths.journal)
+        journal.append([{"at": "2026-09-16T18:00:00Z", "kind": "alarm", "body": {}}])
+        journal.close()
+    reports.take({"b-asked": 0})
+    monkeypatch.setattr("fleetd.host.reports.ANSWER_BYTES_MAX", len(dumps(watch.notices[0])) * 3 // 2)
+
+    told = {report.run_id: (len(report.notices), report.has_more) for report in reports.answer({"b-asked": 0})}
+
+    assert told == {"b-asked": (1, False), "a-forgotten": (0, True)}
 
 
 def raise_locked() -> Journal:

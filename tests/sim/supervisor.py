@@ -141,7 +141,7 @@ class VirtualSupervisor(Supervisor):
         self.start_refused = ""
         self.is_done = False
         self.looked_seconds: float | None = None
-        self.gap_seconds = 0.0
+        self.heard_seconds: float | None = None
         self.looks = VirtualLooks(run, process)  # type: ignore[assignment]
         self.dies_at = ""
         """A boundary between two acts at which a kill is due: `signalled`, `before_write`, `created`."""
