@@ -139,40 +139,49 @@ def test_notices_that_a_damaged_journal_lost_are_given_up_and_told_and_what_foll
     assert replay([decode(Event, json.loads(line)) for line in fleet.journal]) == fleet.fleet
 
 
-def test_a_run_that_is_over_on_its_host_is_over_even_if_its_last_notices_were_lost() -> None:
+def takes(fleet: VirtualCoordinator, name: str, state: RunState, *, supervisor: str, has_more: bool = False, age_seconds: float = 0.0) -> RunState:
+    """What the coordinator makes of a host's last look at a run when no notice comes with it."""
+    run = fleet.run(name)
+    look = Observation(run_id=run.run_id, at=run.since, state=state, reason=None, detail="exit", attempt=1, pid=None, identity="gone")
+    report = RunReport(
+        run_id=run.run_id, supervisor=supervisor, observation=look, notices=(), has_more=has_more, look_age_seconds=age_seconds,
+    )
+    fleet._news(HostAnswer(host="gx10", at=fleet.now, reports=(report,)))
+    fleet.tick()
+    return fleet.run(name).state
+
+
+def in_training() -> VirtualCoordinator:
     fleet = VirtualCoordinator()
     fleet.launch(plan())
     fleet.tick()
     fleet.until(CampaignStage.TRAINING)
     fleet.round(work=False)
-    run = fleet.run("low")
-    ended = Observation(
-        run_id=run.run_id, at=run.since, state=RunState.FINISHED, reason=Reason.DEADLINE, detail="exit 10", attempt=1, pid=None, identity="gone",
-    )
-    for supervisor, expected in (("alive", run.state), ("gone", RunState.FINISHED)):
-        report = RunReport(run_id=run.run_id, supervisor=supervisor, observation=ended, notices=(), look_age_seconds=60.0)
-        fleet._news(HostAnswer(host="gx10", at=fleet.now, reports=(report,)))
-        fleet.tick()
-        assert fleet.run("low").state is expected
+    return fleet
+
+
+def test_a_run_that_is_over_on_its_host_is_over_even_if_its_last_notices_were_lost() -> None:
+    fleet = in_training()
+    before = fleet.run("low").state
+    assert takes(fleet, "low", RunState.FINISHED, supervisor="alive", age_seconds=60.0) is before
+    assert takes(fleet, "low", RunState.FINISHED, supervisor="gone", age_seconds=60.0) is RunState.FINISHED
 
 
 @pytest.mark.parametrize("state", [RunState.FINISHED, RunState.STOPPED])
 def test_a_run_that_is_over_is_not_judged_before_its_supervisor_could_tell_its_last_notices(state: RunState) -> None:
     """Found by a disk that was full for one write: the last look was seen at once, the last validation waited, another candidate was frozen."""
-    fleet = VirtualCoordinator()
-    fleet.launch(plan())
-    fleet.tick()
-    fleet.until(CampaignStage.TRAINING)
-    fleet.round(work=False)
-    run = fleet.run("low")
-    fleet.now = run.since + timedelta(seconds=60)
-    ended = Observation(
-        run_id=run.run_id, at=fleet.now, state=state, reason=None, detail="exit 0", attempt=1, pid=None, identity="gone",
-    )
-    for supervisor, has_more, expected in (("alive", False, run.state), ("gone", True, run.state), ("gone", False, state)):
-        report = RunReport(
-            run_id=run.run_id, supervisor=supervisor, observation=ended, notices=(), has_more=has_more, look_age_seconds=0.0,
-        )
-        fleet._news(HostAnswer(host="gx10", at=fleet.now, reports=(report,)))
-        fleet.tick()
-        assert fleet.run("low").state is expected
+    fleet = in_training()
+    before = fleet.run("low").state
+    fleet.now = fleet.run("low").since + timedelta(seconds=60)
+    assert takes(fleet, "low", state, supervisor="alive") is before
+    assert takes(fleet, "low", state, supervisor="gone", has_more=True) is before
+    assert takes(fleet, "low", state, supervisor="gone") is state
+
+
+def test_an_evaluation_is_over_by_its_files_and_waits_for_no_notice() -> None:
+    fleet = in_training()
+    fleet.until(CampaignStage.FROZEN)
+    while not any(run.kind is RunKind.EVALUATE and run.state is RunState.RUNNING for run in fleet.fleet.runs.values()):
+        fleet.round()
+    fleet.now = fleet.run("evaluate-test").since + timedelta(seconds=60)
+    assert takes(fleet, "evaluate-test", RunState.FINISHED, supervisor="alive", has_more=True) is RunState.FINISHED
