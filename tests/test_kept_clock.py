@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -120,14 +121,14 @@ def test_what_a_coordinator_said_in_an_earlier_boot_confirms_nothing_in_this_one
 
 
 def test_who_was_held_up_between_the_two_clocks_looks_again_and_sees_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    began = clocks.boottime_seconds()
-    looks = iter((began, began + 30.0))
-    monkeypatch.setattr(clocks, "boottime_seconds", lambda: next(looks, began + 30.0))
+    wall = datetime(2026, 11, 30, 12, 0, tzinfo=timezone.utc)
+    looks, walls = iter((100.0, 130.0, 130.0, 130.0)), iter((wall, wall + timedelta(seconds=30)))
+    monkeypatch.setattr(clocks, "boottime_seconds", lambda: next(looks))
+    monkeypatch.setattr(clocks, "datetime", SimpleNamespace(now=lambda zone: next(walls)))
 
     moment = clocks.read()
 
-    assert moment.boottime_seconds == began + 30.0
-    assert next(looks, None) is None, "and what was read across the standstill is not what it says"
+    assert (moment.now, moment.boottime_seconds) == (wall + timedelta(seconds=30), 130.0), "both of one moment"
 
 
 def test_a_machine_on_which_nobody_ever_sees_both_clocks_together_still_has_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
